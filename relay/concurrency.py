@@ -25,8 +25,6 @@ _MAX_ITEMS: Final = 100
 _CANCEL_AGAIN_S: Final = 0.5
 #: A thread ends after this time without work, in seconds.
 _IDLE_S: Final = 10.0
-#: A slot that a task has for longer is no longer counted, so that others need not wait, in seconds.
-_LONG_SLOT_S: Final = 0.25
 
 
 def is_cancelled() -> bool:
@@ -40,14 +38,14 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def end(task: asyncio.Task[Any]) -> None:
+async def end(task: asyncio.Task[Any], *, again_after: float = _CANCEL_AGAIN_S) -> None:
     """Cancel a task and wait until it has ended. Its errors are dropped.
 
-    After a while it cancels again, because a task that lost the cancellation may wait for ever.
+    After ``again_after`` seconds it cancels again, because a task that lost the cancellation may wait for ever.
     """
     while not task.done():
         task.cancel()
-        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
+        await asyncio.wait([task], timeout=again_after)
     if not task.cancelled():
         task.exception()
 
@@ -151,14 +149,15 @@ class Slot:
 class FairSlots:
     """At most ``size`` tasks of an event loop have a slot at once. Names share the costs evenly.
 
-    The next slot goes to the name that will then have cost least, if it costs as much as last time. A name that
-    comes after a pause gets no credit for the pause: it counts like the name that had the last slot. A slot that
-    is kept for longer than ``_LONG_SLOT_S`` is no longer counted: its task waits for a server, and others may go
-    on.
+    This is start-time fair queuing: each name has an account of its costs. The lowest account, plus the cost of
+    its last turn, is next. After a pause an account starts at the level of the last one served.
+
+    A slot that is kept for longer than ``long_after`` seconds is no longer counted: its task waits for a server,
+    and others may go on.
     """
 
-    def __init__(self, size: int) -> None:
-        self._free = size
+    def __init__(self, size: int, *, long_after: float = 0.25) -> None:
+        self._free, self.long_after = size, long_after
         self._waiting: list[Slot] = []
         self._paid: dict[str, int] = {}
         self._last: dict[str, int] = {}
@@ -174,7 +173,7 @@ class FairSlots:
         long: asyncio.TimerHandle | None = None
         try:
             await slot.granted
-            long = asyncio.get_running_loop().call_later(_LONG_SLOT_S, self._give_back, slot)
+            long = asyncio.get_running_loop().call_later(self.long_after, self._give_back, slot)
             yield slot
         finally:
             if long is not None:

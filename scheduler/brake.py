@@ -8,6 +8,7 @@ is.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -18,19 +19,32 @@ from relay.settings import ContextSettings
 
 #: How often to check.
 EVERY: Final = timedelta(seconds=1)
-#: How long a brake lasts, in seconds. It is prolonged when half of this time is over.
-HOLD_S: Final = 30.0
-#: The pause after a check is at least so many times as long as the check took.
-_PAUSE_FACTOR: Final = 20
-#: For how long checks without an answer prolong the brake, in seconds. Then the outbox may be empty.
-_BLIND_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrakeTimes:
+    """How long a brake lasts, and how often to check. Times in seconds.
+
+    ``hold``: a brake ends after this time, and is prolonged when half of it is over. ``pause_factor``: the pause
+    after a check is at least so many times as long as the check took. ``blind``: for so long, checks without an
+    answer prolong the brake. Then the outbox may be empty.
+    """
+
+    hold: float = 30.0
+    pause_factor: float = 20.0
+    blind: float = 600.0
+
+
+BRAKE_TIMES: Final = BrakeTimes()
 
 
 class BrakeTick:
     """Checks whether the outbox of a context is full, and begins or ends the brake."""
 
-    def __init__(self, context: ContextSettings, brake: ProducerBrake, facts: FactSink) -> None:
-        self._context, self._brake, self._facts = context.name, brake, facts
+    def __init__(
+        self, context: ContextSettings, brake: ProducerBrake, facts: FactSink, times: BrakeTimes = BRAKE_TIMES
+    ) -> None:
+        self._context, self._brake, self._facts, self._times = context.name, brake, facts, times
         self._limits = context.backpressure.limits()
         self._publish = context.publish
         self._rest_until = 0.0
@@ -48,28 +62,28 @@ class BrakeTick:
         blocks = self._publish.dead_head == "block"
         found = await self._brake.pressure(self._limits, self._publish.backoff_max, dead_head_blocks=blocks)
         ended = time.monotonic()
-        rest = _PAUSE_FACTOR * (ended - begun)
-        hold = timedelta(seconds=HOLD_S + 2 * rest)
+        rest = self._times.pause_factor * (ended - begun)
+        hold = timedelta(seconds=self._times.hold + 2 * rest)
         if found is not None:
             self._seen = ended
-            await self._tell(found, rest, hold)
-        elif ended - self._seen < _BLIND_S:
+            await self._apply(found, rest, hold)
+        elif ended - self._seen < self._times.blind:
             await self._brake.keep(hold)
         # Only now: if the write failed, the next tick tries it again.
         self._rest_until = begun + rest
 
-    async def _tell(self, found: Pressure, rest: float, hold: timedelta) -> None:
+    async def _apply(self, found: Pressure, rest: float, hold: timedelta) -> None:
         reason = full(self._context, self._limits, found)
         if reason is None:
             if found.action is not None:
                 await self._brake.release()
                 self._facts(ProducersReleased(context=self._context))
-        elif found.remaining < HOLD_S / 2 + rest or not found.tells(self._limits):
+        elif found.remaining < self._times.hold / 2 + rest or not found.tells(self._limits):
             await self._brake.set(self._limits, reason, hold)
             if found.action is None or found.remaining <= 0:
-                self._say(found, reason)
+                self._report(found, reason)
 
-    def _say(self, found: Pressure, reason: str) -> None:
+    def _report(self, found: Pressure, reason: str) -> None:
         self._facts(
             ProducersBraked(
                 context=self._context,

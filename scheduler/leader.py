@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -42,9 +42,10 @@ class Lease:
     process ``held`` is false at once, without a query.
     """
 
-    def __init__(self, store: PostgresLease, ttl: timedelta) -> None:
-        self._store = store
-        self._ttl = ttl
+    def __init__(
+        self, store: PostgresLease, ttl: timedelta, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._ttl, self._monotonic = store, ttl, monotonic
         self._until = 0.0
         #: When to try again, in seconds.
         self.pause = 0.0
@@ -52,18 +53,18 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether this process leads now."""
-        return time.monotonic() < self._until
+        return self._monotonic() < self._until
 
     async def take(self) -> Lead:
         """Take or renew the lease. Raises DatabaseUnreachable and SchemaMissing; the lease can then expire."""
         self.pause = min(_LOOK_INTERVAL_S, self._ttl.total_seconds() / _RENEWALS_PER_LEASE)
-        asked = time.monotonic()
+        before = self._monotonic()
         lead = await self._store.take(self._ttl)
         if lead.term is None:
             self._until = 0.0
             self.pause = min(self.pause, lead.remaining + _RETRY_AFTER_S)
         else:
-            self._until = asked + self._ttl.total_seconds()
+            self._until = before + self._ttl.total_seconds()
         return lead
 
     async def release(self) -> None:
@@ -86,19 +87,19 @@ class Leader:
         crons: CronTick,
         lease: Lease,
         table: PostgresSchedule,
-        clock: IntervalTimer,
+        timer: IntervalTimer,
         facts: FactSink,
         release: Callable[[], Awaitable[None]],
     ) -> None:
         self._context, self._ticks, self._crons = context, {tick.name: tick for tick in ticks}, crons
-        self._lease, self._table, self._clock, self._facts, self._release = lease, table, clock, facts, release
+        self._lease, self._table, self._timer, self._facts, self._release = lease, table, timer, facts, release
         self._leads = False
         self._rounds = 0
         self._reported: str | None = None
         self._last: dict[str, tuple[datetime, str | None]] = {}
         #: For each tick: the function that the clock calls, and the interval.
         self._fires: dict[str, tuple[timedelta, Callable[[], None]]] = {}
-        self._seen = datetime.now(UTC)
+        self._seen = self._timer.now()
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -175,7 +176,7 @@ class Leader:
                 tick.pace.changed = partial(self._time, tick)
             self._time(tick)
             # The first tick comes with the lead, however seldom the clock calls it.
-            self._clock.begin(*self._fires[tick.name])
+            self._timer.begin(*self._fires[tick.name])
 
     def _time(self, tick: Tick) -> None:
         """Make the clock call a tick at its present interval."""
@@ -183,13 +184,13 @@ class Leader:
         before, fire = self._fires.get(tick.name, (None, partial(self._fire, tick)))
         if before != every:
             if before is not None:
-                self._clock.remove(before, fire)
-            self._clock.add(every, fire)
+                self._timer.remove(before, fire)
+            self._timer.add(every, fire)
             self._fires[tick.name] = every, fire
 
     def _unschedule(self) -> None:
         for every, fire in self._fires.values():
-            self._clock.remove(every, fire)
+            self._timer.remove(every, fire)
         self._fires.clear()
         for tick in self._ticks.values():
             if tick.pace is not None:
@@ -197,9 +198,9 @@ class Leader:
 
     def _look_at_the_clock(self) -> None:
         """Count the intervals from now if the machine's clock was set back."""
-        before, self._seen = self._seen, datetime.now(UTC)
+        before, self._seen = self._seen, self._timer.now()
         if self._leads and self._seen < before:
-            self._clock.begin_anew()
+            self._timer.begin_anew()
 
     def _fire(self, tick: Tick) -> None:
         """Begin a tick, unless the last one still runs."""
@@ -227,7 +228,7 @@ class Leader:
         except Exception as fault:
             error = f"{type(fault).__name__}: {fault}"
             _log.exception("tick %s failed", tick.name)
-        self._last[tick.name] = datetime.now(UTC), error
+        self._last[tick.name] = self._timer.now(), error
 
     # --- records ---
 
@@ -243,7 +244,7 @@ class Leader:
         await self._table.record(self._records())
 
     def _records(self) -> list[JobRecord]:
-        now = datetime.now(UTC)
+        now = self._timer.now()
         crons = [
             JobRecord(name, str(job.expression), next_run_at=self._crons.next_run(name, now))
             for name, job in self._crons.jobs.items()
@@ -253,7 +254,7 @@ class Leader:
     def _record(self, tick: Tick) -> JobRecord:
         last, error = self._last.get(tick.name, (None, None))
         every, _ = self._fires.get(tick.name, (None, None))
-        following = None if every is None else self._clock.next(every)
+        following = None if every is None else self._timer.next(every)
         schedule = f"{EVERY}{tick.every.total_seconds():g} s"
         if tick.pace is not None and tick.pace.quiet > tick.every:
             schedule += f", quiet {tick.pace.quiet.total_seconds():g} s"

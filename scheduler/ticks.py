@@ -49,26 +49,33 @@ class Tick:
 
 
 def ticks(
-    application: Application, broker: RelayBroker, context: str, limits: PollLimits = POLL_LIMITS
+    application: Application,
+    broker: RelayBroker,
+    context: str,
+    limits: PollLimits = POLL_LIMITS,
+    brake_times: brake.BrakeTimes = brake.BRAKE_TIMES,
 ) -> Iterator[Tick]:
     """Yield all built-in jobs of a context."""
     send = Sender(application, broker)
-    yield from _frequent(application, send, context, limits)
+    yield from _frequent(application, send, context, limits, brake_times)
     resend = Resend(application.gates)
     for tick in _seldom(application, send, context):
         yield replace(tick, tick=resend.noting(tick.name, tick.tick))
     yield Tick(f"resend:{context}", _LOOK, resend.tick, on_lead=resend.sent.clear)
 
 
-def _frequent(application: Application, send: Sender, context: str, limits: PollLimits) -> Iterator[Tick]:
+def _frequent(
+    application: Application, send: Sender, context: str, limits: PollLimits, brake_times: brake.BrakeTimes
+) -> Iterator[Tick]:
     """Yield the frequent ticks: if a job is lost, the next one follows soon."""
     settings = application.context(context).settings
     publish = PublishTick(application, context, send, limits)
     interval = settings.publish.poll_interval
     yield Tick(f"publish:{context}", interval, publish.tick, publish.take_over, pace=publish.pace)
     if settings.backpressure.limits().any:
-        look = brake.BrakeTick(settings, application.context(context).wakeup.brake, application.facts)
-        yield Tick(f"brake:{context}", brake.EVERY, look.tick, look.take_over)
+        writer = application.context(context).wakeup.brake
+        check = brake.BrakeTick(settings, writer, application.facts, brake_times)
+        yield Tick(f"brake:{context}", brake.EVERY, check.tick, check.take_over)
     yield from _tasks(application, send, context, limits)
     if application.settings.metrics.scheduler is not None:
         interval = application.settings.metrics.interval

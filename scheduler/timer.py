@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -22,6 +22,11 @@ _PAUSE_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.2
 
 
+def utc_now() -> datetime:
+    """The time by the machine's clock."""
+    return datetime.now(UTC)
+
+
 @dataclass(slots=True)
 class _Interval:
     job: Job
@@ -38,8 +43,16 @@ class IntervalTimer:
     at the same moment, on as many connections.
     """
 
-    def __init__(self, engine: AsyncIOScheduler) -> None:
+    def __init__(
+        self,
+        engine: AsyncIOScheduler,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """``now``: the machine's clock. ``sleep``: a pause between the ticks of several contexts."""
         self._engine: Final = engine
+        self.now, self._sleep = now, sleep
         self._intervals: dict[timedelta, _Interval] = {}
 
     def add(self, every: timedelta, fire: Fire) -> None:
@@ -83,7 +96,7 @@ class IntervalTimer:
             interval.job = self._begin(every)
 
     def _begin(self, every: timedelta) -> Job:
-        start = datetime.now(UTC).replace(microsecond=0)
+        start = self.now().replace(microsecond=0)
         return self._engine.add_job(
             self._fire,
             IntervalTrigger(seconds=every.total_seconds(), start_date=start, timezone=UTC),
@@ -100,6 +113,6 @@ class IntervalTimer:
         pause = min(_PAUSE_S, every.total_seconds() / 2 / max(1, len(members)))
         for number, fire in enumerate(list(members)):
             if number and every >= _SPREAD_FROM:
-                await asyncio.sleep(pause)
+                await self._sleep(pause)
             if fire in members:
                 fire()

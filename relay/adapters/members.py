@@ -71,8 +71,9 @@ return found
 class Members:
     """The members of the fleets that share a namespace of Redis. Others use the same client."""
 
-    def __init__(self, client: Any, namespace: str) -> None:
-        self._client = client
+    def __init__(self, client: Any, namespace: str, *, place: str | None = None) -> None:
+        """``place``: this host and its process namespace; "" if processes cannot be told apart."""
+        self._client, self._place = client, _place() if place is None else place
         self._keys = [f"{namespace}:members:beats", f"{namespace}:members", f"{namespace}:members:publishing"]
         self._beat, self._list, self._count = map(client.register_script, (_BEAT, _LIST, _FORGET + _COUNT))
         self._limits = [int(FORGOTTEN_AFTER_S * 1000), int(LOST_AFTER_S * 1000)]
@@ -122,15 +123,21 @@ class Members:
 
     async def gone(self) -> Sequence[Member]:
         """The members whose processes ran on this host and ended without saying so. Raises QueueUnreachable."""
-        here = _place()
-        return [it.member for it in await self.all() if it.member.place == here != "" and not _runs(it.member.pid)]
+        here = self._place
+        return [
+            it.member
+            for it in await self.all()
+            if it.member.place == here != "" and not process_runs(it.member.pid)
+        ]
 
 
 class Heart:
     """Beats for this process from `start` to `stop`, also during an outage of Redis: each beat is complete."""
 
-    def __init__(self, members: Members, describe: Callable[[], Member]) -> None:
-        self._members, self._describe = members, describe
+    def __init__(
+        self, members: Members, describe: Callable[[], Member], *, interval: float = BEAT_INTERVAL_S
+    ) -> None:
+        self._members, self._describe, self._interval = members, describe, interval
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now = asyncio.Event()
@@ -158,7 +165,7 @@ class Heart:
             member = self._describe()
             with suppress(QueueUnreachable):
                 await self._members.beat(member)
-            pause = _STARTING_INTERVAL_S if member.state is State.STARTING else BEAT_INTERVAL_S
+            pause = _STARTING_INTERVAL_S if member.state is State.STARTING else self._interval
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._now.wait()
@@ -196,7 +203,7 @@ def _place() -> str:
         return ""
 
 
-def _runs(pid: int) -> bool:
+def process_runs(pid: int) -> bool:
     """Whether there is such a process. A zombie (ended, and not waited for) does not run."""
     try:
         about = Path(f"/proc/{pid}/stat").read_text(errors="replace")

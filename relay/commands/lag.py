@@ -12,7 +12,6 @@ from relay.ports import JetStreamConsumer
 
 Answer = TypeVar("Answer")
 
-#: A server that takes longer to answer counts as away, in seconds.
 _TIMEOUT_S: Final = 3.0
 #: How many contexts are read at the same time when all are asked for. Each takes a connection.
 CONTEXTS_AT_ONCE: Final = 8
@@ -21,7 +20,8 @@ CONTEXTS_AT_ONCE: Final = 8
 class ReadLag:
     """The lag of one context. Reading takes no locks and changes nothing.
 
-    ``tables`` raises DatabaseUnreachable and SchemaMissing. ``consumers``: one for each subscription.
+    ``tables`` raises DatabaseUnreachable and SchemaMissing. ``consumers``: one for each subscription. A server
+    that takes longer to answer than ``timeout`` seconds counts as away.
     """
 
     def __init__(
@@ -29,23 +29,34 @@ class ReadLag:
         context: str,
         tables: Callable[[], Awaitable[TablesLag]],
         consumers: Mapping[str, JetStreamConsumer],
+        *,
+        timeout: float = _TIMEOUT_S,
     ) -> None:
-        self._context, self._tables, self._consumers = context, tables, consumers
+        self._context, self._tables, self._consumers, self._timeout = context, tables, consumers, timeout
 
     async def read(self) -> ContextLag:
         """Read everything within some seconds. Raises no RelayError: a part that cannot be read is the error."""
-        away = DatabaseUnreachable(f"context {self._context}: no answer within {_TIMEOUT_S:g} s")
+        away = DatabaseUnreachable(f"context {self._context}: no answer within {self._timeout:g} s")
         streams = asyncio.gather(*(self._stream(name) for name in self._consumers))
-        tables, found = await asyncio.gather(_answered(self._tables(), away), streams)
-        streams_by_name = dict(zip(self._consumers, found, strict=True))
+        tables, lags = await asyncio.gather(self._answer(self._tables(), away), streams)
+        streams_by_name = dict(zip(self._consumers, lags, strict=True))
         return ContextLag(context=self._context, tables=tables, streams=streams_by_name)
 
     async def _stream(self, name: str) -> StreamLag | RelayError:
-        away = BrokerUnreachable(f"subscription {name}: no answer within {_TIMEOUT_S:g} s")
-        state = await _answered(self._consumers[name].state(), away)
+        away = BrokerUnreachable(f"subscription {name}: no answer within {self._timeout:g} s")
+        state = await self._answer(self._consumers[name].state(), away)
         if isinstance(state, RelayError):
             return state
         return StreamLag(pending=state.undelivered, unacknowledged=state.pending)
+
+    async def _answer(self, query: Awaitable[Answer], away: RelayError) -> Answer | RelayError:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await query
+        except RelayError as error:
+            return error
+        except TimeoutError:
+            return away
 
 
 async def read_all(contexts: Iterable[ReadLag]) -> list[ContextLag]:
@@ -57,13 +68,3 @@ async def read_all(contexts: Iterable[ReadLag]) -> list[ContextLag]:
             return await context.read()
 
     return await asyncio.gather(*map(read, contexts))
-
-
-async def _answered(asked: Awaitable[Answer], away: RelayError) -> Answer | RelayError:
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            return await asked
-    except RelayError as error:
-        return error
-    except TimeoutError:
-        return away

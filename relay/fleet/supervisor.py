@@ -31,12 +31,6 @@ from relay.settings import Settings, environment_for_child
 
 _log = logging.getLogger("relay.fleet")
 
-_TICK_INTERVAL_S: Final = 0.2
-#: How often to read the workers' heartbeats from Redis, in seconds.
-_LOOK_INTERVAL_S: Final = 1.0
-#: How long a new worker may take for its first heartbeat, in seconds. On an overloaded host that takes long. If we
-#: then killed it and began again, the load would grow.
-_READY_S: Final = 120.0
 #: Dramatiq ends a worker this much before we kill it, in seconds, if there is so much time.
 _MARGIN_S: Final = 2.0
 
@@ -61,16 +55,41 @@ class FleetOptions:
             raise InvalidRequest("must be 0.2 to 300 seconds", field="--every")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorTimes:
+    """How often to look, and how long to wait, in seconds.
+
+    ``tick_every``: how often to check the processes. ``look_every``: how often to read their heartbeats.
+    ``ready``: how long a new worker may take for its first heartbeat. On an overloaded host that takes long; to
+    kill it and begin again would make the load grow. ``same_signal``: a second SIGTERM within this time counts as
+    the same one.
+    """
+
+    tick_every: float = 0.2
+    look_every: float = 1.0
+    ready: float = 120.0
+    same_signal: float = SIGTERM_DEDUP_WINDOW_S
+
+
+SUPERVISOR_TIMES: Final = SupervisorTimes()
+
+
 class Supervisor:
     """Runs until SIGTERM or SIGINT, then lets the workers finish. SIGHUP replaces them, one after another.
 
     A second SIGINT, or a SIGTERM later than five seconds after the first, kills them.
     """
 
-    def __init__(self, settings: Settings, rules: ScalingRules, options: FleetOptions) -> None:
-        self._settings, self._rules, self._options = settings, rules, options
+    def __init__(
+        self,
+        settings: Settings,
+        rules: ScalingRules,
+        options: FleetOptions,
+        times: SupervisorTimes = SUPERVISOR_TIMES,
+    ) -> None:
+        self._settings, self._rules, self._options, self._times = settings, rules, options, times
         self._this = this_process("fleet", f"{uuid4().hex[:12]}-{os.getpid()}")
-        self._crew = Crew(self._start_worker, drain_s=options.drain_s, ready_s=_READY_S)
+        self._crew = Crew(self._start_worker, drain_s=options.drain_s, ready_s=times.ready)
         self._crew.wanted = rules.least
         self._application = Application(settings, role="fleet")
         self._heart = Heart(self._application.members, self._describe)
@@ -99,12 +118,12 @@ class Supervisor:
         return 1 if self._crew.killed else 0
 
     async def _tick(self) -> None:
-        pause = _TICK_INTERVAL_S
+        pause = self._times.tick_every
         try:
             self._crew.tick(time.monotonic(), self._said())
         except OSError as error:
             _log.error("cannot start a worker: %s", error.strerror)
-            pause = _LOOK_INTERVAL_S
+            pause = self._times.look_every
         await asyncio.sleep(pause)
 
     # --- signals ---
@@ -124,7 +143,7 @@ class Supervisor:
             _log.info("%d workers finish what they have begun, within %g s", count, self._options.drain_s)
             self._crew.end(now)
             self._heart.tell()
-        elif number == signal.SIGINT or now - self._ended_at > SIGTERM_DEDUP_WINDOW_S:
+        elif number == signal.SIGINT or now - self._ended_at > self._times.same_signal:
             _log.warning("killing %d workers", len(self._crew.workers))
             self._crew.killed += len(self._crew.workers)
             self._crew.kill()
@@ -168,7 +187,7 @@ class Supervisor:
                 # Survive any error: without heartbeats no worker is judged.
                 _log.exception("the heartbeats of workers cannot be read")
                 self._seen = None
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(self._times.look_every)
 
     async def _scale(self) -> None:
         while not self._ending.is_set():

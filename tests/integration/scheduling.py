@@ -21,6 +21,7 @@ from relay.adapters.postgres.wakeup import Due
 from relay.bootstrap import Application
 from relay.domain.facts import Fact
 from relay.settings import load_settings
+from scheduler.brake import BRAKE_TIMES, BrakeTimes
 from scheduler.polls import POLL_LIMITS, PollLimits
 from scheduler.ticks import Tick, ticks
 from tests.integration.publishing import event, query
@@ -116,6 +117,7 @@ async def scheduling(
     *,
     limits: PollLimits = POLL_LIMITS,
     gate_times: GateTimes = GATE_TIMES,
+    brake_times: BrakeTimes = BRAKE_TIMES,
     **environ: str,
 ) -> AsyncIterator[Scheduler]:
     path = configuration(directory, database_url=database_url, redis_url=redis_url, namespace=f"t{uuid4().hex}")
@@ -140,7 +142,7 @@ async def scheduling(
 
     parts.wakeup.due = counted  # type: ignore[method-assign]
     parts.wakeup.tasks_due = tasks_counted  # type: ignore[method-assign]
-    table = {job.name: job for job in ticks(application, broker, "sea", limits)}
+    table = {job.name: job for job in ticks(application, broker, "sea", limits, brake_times)}
     scheduler = Scheduler(application, table, facts, database_url)
     try:
         yield scheduler

@@ -13,7 +13,7 @@ from relay import Outbox
 from relay.adapters.postgres import watch as watch_module
 from relay.devstack import ValkeyServer
 from relay.domain.facts import ProducersBraked, ProducersReleased
-from scheduler import brake as brake_module
+from scheduler.brake import BrakeTimes
 from tests.integration.publishing import event, open_backlog_reader, query
 from tests.integration.scheduling import Scheduler, scheduling
 
@@ -24,17 +24,19 @@ KEY = "RELAY_CONTEXTS__SEA__BACKPRESSURE__"
 
 
 @pytest.fixture
-def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brake_module, "_PAUSE_FACTOR", 0)
-
-
-@pytest.fixture
 async def scheduler(
-    tmp_path: Path, database_url: str, valkey: ValkeyServer, _no_rest: None
+    request: pytest.FixtureRequest, tmp_path: Path, database_url: str, valkey: ValkeyServer
 ) -> AsyncIterator[Scheduler]:
+    """A scheduler that does not rest after a check, unless its test says so (`braking`)."""
     limits = {f"{KEY}ABOVE": "10", f"{KEY}AGE": "10m", f"{KEY}ACTION": "refuse"}
-    async with scheduling(tmp_path, database_url, valkey.url, **limits) as scheduler:
+    times = BrakeTimes(**{"pause_factor": 0, **getattr(request, "param", {})})
+    async with scheduling(tmp_path, database_url, valkey.url, brake_times=times, **limits) as scheduler:
         yield scheduler
+
+
+def braking(**times: float) -> pytest.MarkDecorator:
+    """The times of the brake of a test."""
+    return pytest.mark.parametrize("scheduler", [times], indirect=True, ids=["given"])
 
 
 def told(scheduler: Scheduler) -> list[Any]:
@@ -158,10 +160,8 @@ async def test_what_is_dead_or_delayed_does_not_count_and_what_has_failed_does(s
     assert told(scheduler) == [ProducersBraked]
 
 
-async def test_after_a_look_that_took_its_time_it_rests(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(brake_module, "_PAUSE_FACTOR", 1e6)
+@braking(pause_factor=1e6)
+async def test_after_a_look_that_took_its_time_it_rests(scheduler: Scheduler) -> None:
     await scheduler.tick(BRAKE)
     scheduler.produce(11)
     await scheduler.tick(BRAKE)
@@ -202,8 +202,16 @@ async def test_a_look_without_an_answer_keeps_what_holds_for_a_while(
     [before] = query(scheduler.database_url, nearly_over)
     await look_in_vain(scheduler)
     assert brake(scheduler)["brake_until"] > before["brake_until"]
-    monkeypatch.setattr(brake_module, "_BLIND_S", 0)
-    [before] = query(scheduler.database_url, nearly_over)
+
+
+@braking(blind=0)
+async def test_looks_without_an_answer_do_not_keep_it_for_ever(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
+    scheduler.produce(11)
+    await scheduler.tick(BRAKE)
+    before = brake(scheduler)
     await look_in_vain(scheduler)
     assert brake(scheduler)["brake_until"] == before["brake_until"]
 

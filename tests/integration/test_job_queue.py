@@ -18,7 +18,6 @@ import pytest
 import redis
 from dramatiq.middleware import Retries
 
-from relay.adapters.dramatiq import runtime as runtime_module
 from relay.adapters.dramatiq.broker import Capacity, FetchTimes, RelayBroker, create_broker
 from relay.adapters.dramatiq.gates import LONGEST_BACKOFF
 from relay.adapters.dramatiq.runtime import WorkerRuntime
@@ -83,7 +82,7 @@ def test_a_worker_that_is_about_to_end_leaves_to_others_what_it_has_not_begun(va
                 release.wait(60)
             ran.append((name, number))
 
-        runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=lambda: None, budgets={})
+        runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=lambda: None, budgets={}, uvloop=False)
         broker = fresh_broker(valkey.url, [runtime] if namespace is None else [])
         broker.namespace = namespace or broker.namespace
         dramatiq.actor(work, broker=broker, actor_name="work", queue_name="q")
@@ -213,10 +212,7 @@ def test_a_worker_outlives_a_restart_of_redis(own_valkey: ValkeyServer) -> None:
         wait_for("it has run", lambda: ran)
 
 
-def test_jobs_that_hang_take_no_thread_of_other_queues(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime_module, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+def test_jobs_that_hang_take_no_thread_of_other_queues(valkey: ValkeyServer) -> None:
     release, hanging, ran = threading.Event(), [], []
     quiesced = threading.Event()
 
@@ -230,7 +226,7 @@ def test_jobs_that_hang_take_no_thread_of_other_queues(
     async def run() -> None:
         ran.append(1)
 
-    runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=quiesced.set, budgets={"slow": 1})
+    runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=quiesced.set, budgets={"slow": 1}, uvloop=False)
     broker = fresh_broker(valkey.url, [runtime])
     dramatiq.actor(hang, broker=broker, actor_name="hang", queue_name="slow", priority=0)
     dramatiq.actor(run, broker=broker, actor_name="run", queue_name="q", priority=10)

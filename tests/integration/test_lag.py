@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.commands import lag as lag_module
 from relay.commands.lag import ReadLag
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable, ConsumerMissing, DatabaseUnreachable, SchemaMissing
@@ -123,11 +122,11 @@ async def test_an_event_from_a_clock_ahead_has_no_negative_age(database_url: str
 # --- a context ---
 
 
-def reading(sub: Subscription, **consumers: Any) -> ReadLag:
+def reading(sub: Subscription, timeout: float = 60.0, **consumers: Any) -> ReadLag:
     async def ask() -> TablesLag:
         return await tables(sub.url, SUBSCRIPTION)
 
-    return ReadLag("sea", ask, {SUBSCRIPTION: sub.consumer, **consumers})
+    return ReadLag("sea", ask, {SUBSCRIPTION: sub.consumer, **consumers}, timeout=timeout)
 
 
 async def test_a_subscription_has_what_is_in_its_stream_and_in_its_inbox(sub: Subscription) -> None:
@@ -163,11 +162,10 @@ async def test_servers_that_are_away_are_errors(database_url: str, own_nats: Nat
         own_nats.start()
 
 
-async def test_a_database_that_does_not_answer_is_away(sub: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lag_module, "_TIMEOUT_S", 0.2)
+async def test_a_database_that_does_not_answer_is_away(sub: Subscription) -> None:
     with psycopg.connect(sub.url) as lock:
         lock.execute("LOCK outbox_events")
-        found = await reading(sub).read()
+        found = await reading(sub, timeout=0.2).read()
     assert isinstance(found.tables, DatabaseUnreachable)
     assert "no answer" in found.tables.message
 

@@ -12,10 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from relay.adapters import members as members_module
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.dramatiq.runtime import WorkerRuntime
-from relay.adapters.members import Heart, Members, this_process
+from relay.adapters.members import Heart, Members, process_runs, this_process
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import FORGOTTEN_AFTER_S, LOST_AFTER_S, CrewReport, Member, State, Usage, busy_part
@@ -161,20 +160,18 @@ async def test_those_are_gone_whose_processes_were_here_and_have_ended(
     here = this_process("worker", "this")
     for id in ("ended", "unasked"):
         pid = processes[id].pid
-        await eventually("it has ended", lambda pid=pid: not members_module._runs(pid))  # type: ignore[misc]
+        await eventually("it has ended", lambda pid=pid: not process_runs(pid))  # type: ignore[misc]
         await found.members.beat(replace(here, id=id, pid=pid))
         await found.members.beat(replace(here, id=f"{id} elsewhere", pid=pid, place="elsewhere"))
-        await found.members.beat(replace(here, id=f"{id} of the last release", pid=pid, place=""))
+        await found.members.beat(replace(here, id=f"{id} without a place", pid=pid, place=""))
     await found.members.beat(here)
     assert sorted(it.id for it in await found.members.gone()) == ["ended", "unasked"]
 
 
-async def test_where_processes_cannot_be_told_apart_none_is_gone(
-    found: Found, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(members_module, "_place", lambda: "")
-    await found.members.beat(replace(this_process("worker", "this"), pid=2**22 + 1))
-    assert await found.members.gone() == []
+async def test_where_processes_cannot_be_told_apart_none_is_gone(found: Found) -> None:
+    members = Members(found.client, found.namespace, place="")
+    await members.beat(replace(this_process("worker", "this"), pid=2**22 + 1, place=""))
+    assert await members.gone() == []
 
 
 # --- who publishes ---
@@ -228,12 +225,9 @@ async def nothing() -> None:
 # --- a heart ---
 
 
-async def test_a_heart_beats_by_itself_tells_what_changes_and_leaves(
-    found: Found, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(members_module, "BEAT_INTERVAL_S", 1_000.0)
+async def test_a_heart_beats_by_itself_tells_what_changes_and_leaves(found: Found) -> None:
     now: list[Member] = [WORKER]
-    heart = Heart(found.members, lambda: now[0])
+    heart = Heart(found.members, lambda: now[0], interval=1_000.0)
     await heart.start()
 
     async def is_(state: State) -> bool:
@@ -247,10 +241,9 @@ async def test_a_heart_beats_by_itself_tells_what_changes_and_leaves(
     assert await found.ids() == []
 
 
-async def test_a_heart_goes_on_after_an_outage(own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "BEAT_INTERVAL_S", 0.1)
+async def test_a_heart_goes_on_after_an_outage(own_valkey: ValkeyServer) -> None:
     found = Found(own_valkey.url)
-    heart = Heart(found.members, lambda: WORKER)
+    heart = Heart(found.members, lambda: WORKER, interval=0.1)
     own_valkey.kill()
     await heart.start()
     await asyncio.sleep(0)

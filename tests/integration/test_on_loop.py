@@ -14,7 +14,6 @@ import pytest
 from dramatiq.errors import Retry
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 
-from relay.adapters.dramatiq import runtime
 from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.dramatiq.shares import SHARE
@@ -59,7 +58,9 @@ class Rig:
         async def nothing() -> None:
             return
 
-        self.runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=self.stopped.set, budgets={})
+        self.runtime = WorkerRuntime(
+            start=nothing, stop=nothing, quiesce=self.stopped.set, budgets={}, uvloop=False
+        )
         self.runtime.on_loop["ask"] = LoopActor(self.service.run, self.service.takes)
         self.runtime.on_loop["wait"] = LoopActor(self.service.run, waits=True)
         self.around: list[tuple[str, str]] = []
@@ -101,8 +102,7 @@ class Around(Middleware):
 
 
 @pytest.fixture
-def rig(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(runtime, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+def rig(valkey: ValkeyServer) -> Iterator[Rig]:
     rig = Rig(valkey.url)
     rig.worker.start()
     yield rig

@@ -11,8 +11,7 @@ from uuid import UUID
 import pytest
 
 from consumer import pull as pull_module
-from relay.adapters.jetstream import consumer as consumer_module
-from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.jetstream.consumer import ConsumerLimits, NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.devstack import NatsServer, PostgresServer
@@ -175,12 +174,12 @@ async def test_what_cannot_be_answered_does_not_keep_others_from_being_acknowled
     assert sub.consumer.losses == losses
 
 
-async def test_thousands_of_replies_arrive(sub: Subscription, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_module, "_BATCH_REPLIES", 7)
-    monkeypatch.setattr(consumer_module, "_MAX_UNSENT_BYTES", 100)
+async def test_thousands_of_replies_arrive(sub: Subscription) -> None:
+    limits = ConsumerLimits(batch_replies=7, unsent_bytes=100)
+    consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down", limits=limits)
     for _ in range(50):
         await sub.send()
-    await sub.consumer.ack([delivery.reply for delivery in await sub.fetch()])
+    await consumer.ack([delivery.reply for delivery in await sub.fetch()])
     await sub.acked()
     assert (await sub.consumer.state()).ack_floor == 50
 

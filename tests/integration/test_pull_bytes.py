@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from relay.adapters.jetstream import consumer as consumer_module
-from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
+from relay.adapters.jetstream.consumer import ConsumerLimits, NatsJetStreamConsumer
 from relay.devstack import NatsServer
 from relay.settings import Settings, load_settings
 from tests.integration.consuming import Subscription, subscribed
@@ -55,12 +54,14 @@ async def test_a_request_asks_for_no_less_than_the_largest_message(sub: Subscrip
     assert batches == ([1] * 5 if asked == 1 else [3, 2])
 
 
-async def test_a_message_larger_than_any_request_arrives_alone(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was sent when the server took more."""
-    monkeypatch.setattr(consumer_module, "_SUBJECTS_BYTES", 10_000 - MB)
-    consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down", max_bytes=1)
+def asking_for_little(sub: Subscription) -> NatsJetStreamConsumer:
+    """A consumer whose requests are smaller than a large message, which was sent when the server took more."""
+    limits = ConsumerLimits(subjects_bytes=10_000 - MB)
+    return NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down", max_bytes=1, limits=limits)
+
+
+async def test_a_message_larger_than_any_request_arrives_alone(sub: Subscription) -> None:
+    consumer = asking_for_little(sub)
     small = [await sub.send() for _ in range(3)]
     await sub.send(LARGE)
     large = [await sub.send(LARGE) for _ in range(2)]
@@ -77,10 +78,9 @@ async def test_a_message_larger_than_any_request_arrives_alone(
 
 
 async def test_a_request_that_ends_with_a_message_too_large_for_it_asks_again_when_it_is_wanted(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
+    sub: Subscription,
 ) -> None:
-    monkeypatch.setattr(consumer_module, "_SUBJECTS_BYTES", 10_000 - MB)
-    consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down", max_bytes=1)
+    consumer = asking_for_little(sub)
     assert await consumer.fetch(300, timedelta(milliseconds=100)) == []
     for _ in range(2):
         await sub.send(LARGE)

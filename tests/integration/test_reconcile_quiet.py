@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from nats.js.api import StreamConfig
 
-from relay.adapters.jetstream import stream_reader
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.commands.reconcile import LedgerEntry, Stored, windows
@@ -73,7 +72,6 @@ async def test_a_reading_that_is_cut_short_is_an_outage_and_no_loss(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that restarts forgets who is reading, and a stream that it loads is not found for a moment."""
-    monkeypatch.setattr(stream_reader, "_BATCH_MESSAGES", 2)
     await relay.create_stream()
     await publish(relay, 5)
     client = await relay.nats.client()
@@ -89,7 +87,7 @@ async def test_a_reading_that_is_cut_short_is_an_outage_and_no_loss(
 
     monkeypatch.setattr(client, "publish", forget)
     with pytest.raises(BrokerUnreachable):
-        await command(relay).everything(repair=True)
+        await command(relay, NatsStreamAuditor(relay.nats, batch=2)).everything(repair=True)
     assert asked == 2
     await untouched(relay)
 
@@ -164,16 +162,14 @@ async def test_no_consumer_is_left_behind(relay: Relay) -> None:
     assert await relay.admin(lambda js: js.consumers_info(relay.stream)) == []
 
 
-async def test_more_messages_than_one_request_brings_are_read(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_reader, "_BATCH_MESSAGES", 3)
+async def test_more_messages_than_one_request_brings_are_read(relay: Relay) -> None:
+    auditor = NatsStreamAuditor(relay.nats, batch=3)
     await relay.create_stream()
     await foreign(relay, 10)
     await delete(relay, 5)
-    stored = await NatsStreamAuditor(relay.nats).stored(relay.stream, 2, 9)
+    stored = await auditor.stored(relay.stream, 2, 9)
     assert [message.seq for message in stored] == [2, 3, 4, 6, 7, 8, 9]
-    assert await NatsStreamAuditor(relay.nats).stored(relay.stream, 11, 20) == []
+    assert await auditor.stored(relay.stream, 11, 20) == []
 
 
 @pytest.mark.parametrize("span", [1, 10, 11, 20, 57])

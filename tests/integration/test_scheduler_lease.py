@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -14,7 +14,6 @@ from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresLease
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.schedule import Due, RunState
-from scheduler import leader as lease_module
 from scheduler.leader import Lease
 from tests.integration.publishing import query
 
@@ -67,37 +66,41 @@ async def test_when_its_time_is_over_another_takes_it_and_the_term_counts(pool: 
     assert not first.held
 
 
+class Later:
+    """A clock that stands beside the machine's, and may be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def pass_the_time_of_a_lease(self) -> None:
+        self.ahead += TTL.total_seconds()
+
+
 @pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Lets the time of a lease pass for this process."""
-    return lambda: monkeypatch.setattr(lease_module, "time", Ahead)
+def later() -> Later:
+    return Later()
 
 
-class Ahead:
-    """A clock."""
-
-    @staticmethod
-    def monotonic() -> float:
-        return time.monotonic() + TTL.total_seconds()
-
-
-async def test_a_process_knows_by_itself_when_its_time_is_over(pool: Pool, later: Callable[[], None]) -> None:
-    lease = Lease(store(pool), TTL)
+async def test_a_process_knows_by_itself_when_its_time_is_over(pool: Pool, later: Later) -> None:
+    lease = Lease(store(pool), TTL, monotonic=later)
     await lease.take()
     assert lease.held
-    later()
+    later.pass_the_time_of_a_lease()
     assert not lease.held
 
 
-async def test_an_attempt_that_fails_does_not_prolong_the_lead(pool: Pool, later: Callable[[], None]) -> None:
-    lease = Lease(store(pool), TTL)
+async def test_an_attempt_that_fails_does_not_prolong_the_lead(pool: Pool, later: Later) -> None:
+    lease = Lease(store(pool), TTL, monotonic=later)
     await lease.take()
     until = lease._until
     await pool.close()
     with pytest.raises(DatabaseUnreachable):
         await lease.take()
     assert lease._until == until
-    later()
+    later.pass_the_time_of_a_lease()
     assert not lease.held
 
 

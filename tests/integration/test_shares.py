@@ -14,7 +14,6 @@ import pytest
 from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.middleware import Retries
 
-from relay.adapters.dramatiq import runtime
 from relay.adapters.dramatiq.broker import Capacity, RelayBroker, delayed
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.dramatiq.shares import SHARE
@@ -37,7 +36,7 @@ class Fleet:
         async def nothing() -> None:
             return
 
-        runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=lambda: None, budgets={})
+        runtime = WorkerRuntime(start=nothing, stop=nothing, quiesce=lambda: None, budgets={}, uvloop=False)
         broker = fresh_broker(self.url, [Retries(min_backoff=10), runtime])
         broker.namespace = namespace or broker.namespace
         dramatiq.actor(self.work, broker=broker, actor_name="work", queue_name="q")
@@ -74,8 +73,7 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(runtime, "use_uvloop", lambda: None)  # it would stay on for the tests that follow
+def fleet(valkey: ValkeyServer) -> Fleet:
     return Fleet(valkey.url)
 
 

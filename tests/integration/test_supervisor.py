@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,8 +23,7 @@ from relay.adapters.members import Members
 from relay.devstack import ValkeyServer
 from relay.domain.members import Seen, State
 from relay.domain.scaling import ScalingRules
-from relay.fleet import supervisor as module
-from relay.fleet.supervisor import FleetOptions, Supervisor
+from relay.fleet.supervisor import FleetOptions, Supervisor, SupervisorTimes
 from relay.settings import Settings, load_settings
 from tests.integration.crewing import DEAF, GENTLE
 from tests.waiting import eventually
@@ -34,8 +34,9 @@ pytestmark = pytest.mark.anyio
 class Host(Supervisor):
     """A supervisor of one or more processes that run ``program``."""
 
-    def __init__(self, settings: Settings, directory: Path, program: str, count: int = 1) -> None:
-        super().__init__(settings, ScalingRules(least=count, most=count), FleetOptions(every_s=0.2))
+    def __init__(self, settings: Settings, directory: Path, program: str, count: int = 1, **times: float) -> None:
+        rules, options = ScalingRules(least=count, most=count), FleetOptions(every_s=0.2)
+        super().__init__(settings, rules, options, SupervisorTimes(**times))
         self.output, self.program, self.refused = directory / f"output-{uuid4().hex}", program, 0
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
@@ -101,22 +102,22 @@ async def test_on_sigterm_the_workers_end_and_nobody_is_there_any_more(settings:
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_kills_unless_it_is_the_same_one_told_twice(
-    settings: Settings, tmp_path: Path, again: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, again: signal.Signals
 ) -> None:
     """A service manager tells a process, and its whole group."""
-    host = Host(settings, tmp_path, DEAF)
+    host = Host(settings, tmp_path, DEAF, same_signal=2.0)
     async with supervised(host) as task:
         await eventually("it is deaf", lambda: b"deaf" in host.output.read_bytes())
         os.kill(os.getpid(), signal.SIGTERM)
-        await eventually("others see that it ends", lambda: ends(host))
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0)
+        await eventually("others see that it ends", lambda: ends(host))
         [pid] = host.pids
         assert not has_ended(pid)
         assert not host._crew.killed
+        ended = time.monotonic()
         if again == signal.SIGTERM:
-            monkeypatch.setattr(module, "SIGTERM_DEDUP_WINDOW_S", -1.0)
+            await eventually("a second one would be another one", lambda: time.monotonic() - ended > 2.0)
         os.kill(os.getpid(), again)
     assert task.result() == 1
     assert has_ended(pid)
@@ -157,10 +158,9 @@ async def seen(host: Host) -> list[Seen]:
 
 
 async def test_a_host_that_can_start_no_process_is_asked_again(
-    settings: Settings, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, caplog: Any
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_INTERVAL_S", 0.01)
-    host = Host(settings, tmp_path, GENTLE)
+    host = Host(settings, tmp_path, GENTLE, look_every=0.01)
     host.refused = 2
     async with supervised(host):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -91,8 +91,7 @@ async def test_a_task_that_nobody_cancels_is_not_cancelled() -> None:
     assert not is_cancelled()
 
 
-async def test_a_task_that_lost_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.concurrency._CANCEL_AGAIN_S", 0.01)
+async def test_a_task_that_lost_its_cancellation_is_cancelled_again() -> None:
     unwell = Unwell()
 
     async def work() -> None:
@@ -102,7 +101,7 @@ async def test_a_task_that_lost_its_cancellation_is_cancelled_again(monkeypatch:
     task = asyncio.create_task(work())
     await unwell.asked.wait()
     async with asyncio.timeout(60):
-        await end(task)
+        await end(task, again_after=0.01)
     assert task.cancelled()
 
 

@@ -26,17 +26,15 @@ class Trace(list[object]):
 
 
 @pytest.fixture
-def trace(monkeypatch: pytest.MonkeyPatch) -> Trace:
-    trace = Trace()
-    monkeypatch.setattr("scheduler.timer.asyncio.sleep", trace.pause)
-    return trace
+def trace() -> Trace:
+    return Trace()
 
 
 def ticking(trace: Trace, every: timedelta, contexts: int) -> IntervalTimer:
-    clock = IntervalTimer(AsyncIOScheduler())
+    timer = IntervalTimer(AsyncIOScheduler(), sleep=trace.pause)
     for number in range(contexts):
-        clock.add(every, lambda name=f"context {number}": trace.tick(name))
-    return clock
+        timer.add(every, lambda name=f"context {number}": trace.tick(name))
+    return timer
 
 
 async def test_rare_ticks_of_many_contexts_spread_over_half_of_their_interval(trace: Trace) -> None:
@@ -76,31 +74,31 @@ async def test_first_ticks_come_at_once_but_rare_ones_of_many_contexts_one_after
     trace: Trace, due: list[tuple[float, Callable[[], None]]]
 ) -> None:
     """A fleet of fifty contexts that starts has more urgent work than fifty audits, each on its connection."""
-    often, clock = timedelta(seconds=1), IntervalTimer(AsyncIOScheduler())
+    often, timer = timedelta(seconds=1), IntervalTimer(AsyncIOScheduler(), sleep=trace.pause)
     fires = [lambda name=f"context {number}": trace.tick(name) for number in range(3)]
     for fire in fires:
         for every in (often, RARE):
-            clock.add(every, fire)
-            clock.begin(every, fire)
+            timer.add(every, fire)
+            timer.begin(every, fire)
     assert trace == ["context 0", "context 1", "context 2"], "those that come often"
     assert [when for when, _ in due] == pytest.approx([0.0, 0.2, 0.4])
-    clock.remove(RARE, fires[1])
+    timer.remove(RARE, fires[1])
     for _, call in due:
         call()
     assert trace[3:] == ["context 0", "context 2"]
 
 
 async def test_a_tick_that_ends_while_others_have_their_turn_is_called_no_more(trace: Trace) -> None:
-    clock = IntervalTimer(AsyncIOScheduler())
+    timer = IntervalTimer(AsyncIOScheduler(), sleep=trace.pause)
 
     def gone() -> None:
         trace.tick("gone")
 
     def first() -> None:
         trace.tick("first")
-        clock.remove(RARE, gone)
+        timer.remove(RARE, gone)
 
-    clock.add(RARE, first)
-    clock.add(RARE, gone)
-    await clock._fire(RARE)
+    timer.add(RARE, first)
+    timer.add(RARE, gone)
+    await timer._fire(RARE)
     assert trace == ["first", 1.0]

@@ -9,7 +9,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relay import concurrency
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.concurrency import FairSlots
 from relay.domain.model import OutboxEvent
@@ -68,15 +67,14 @@ async def until(publishers: Sequence[Publisher], count: int) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.fixture(autouse=True)
-def on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def fair(size: int, long_after: float = 60.0) -> FairSlots:
     """However busy the machine, no batch counts as one that waits for a server."""
-    monkeypatch.setattr(concurrency, "_LONG_SLOT_S", 60.0)
+    return FairSlots(size, long_after=long_after)
 
 
 @pytest.fixture
 def slots() -> FairSlots:
-    return FairSlots(2)
+    return fair(2)
 
 
 async def test_an_event_of_a_quiet_context_waits_for_no_backlog_of_others(slots: FairSlots) -> None:
@@ -109,7 +107,7 @@ async def test_a_drain_that_is_to_end_while_it_waits_for_a_slot_publishes_nothin
 
 
 async def test_who_has_cost_least_is_next_and_of_equal_ones_who_asked_first() -> None:
-    slots, order = FairSlots(1), list[str]()
+    slots, order = fair(1), list[str]()
 
     async def work(name: str, cost: int) -> None:
         for _ in range(6 // cost):
@@ -123,7 +121,7 @@ async def test_who_has_cost_least_is_next_and_of_equal_ones_who_asked_first() ->
 
 
 async def test_who_paused_has_no_credit() -> None:
-    slots, order = FairSlots(1), list[str]()
+    slots, order = fair(1), list[str]()
 
     async def work(name: str) -> None:
         for _ in range(4):
@@ -139,7 +137,7 @@ async def test_who_paused_has_no_credit() -> None:
 
 
 async def test_who_gives_up_waiting_takes_no_slot() -> None:
-    slots = FairSlots(1)
+    slots = fair(1)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(slots.slot("a"))
         waiting = [asyncio.ensure_future(stack.enter_async_context(slots.slot(name))) for name in "bc"]
@@ -153,21 +151,19 @@ async def test_who_gives_up_waiting_takes_no_slot() -> None:
         pass
 
 
-async def test_a_slot_whose_task_waits_for_a_server_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "_LONG_SLOT_S", 0.0)
-    slots = FairSlots(1)
+async def test_a_slot_whose_task_waits_for_a_server_holds_up_nobody() -> None:
+    slots = fair(1, long_after=0.0)
     async with asyncio.timeout(60), slots.slot("a"), slots.slot("a"), slots.slot("b"):
         pass
 
 
-async def test_a_slot_that_is_kept_long_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "_LONG_SLOT_S", 0.0)
-    slots = FairSlots(1)
+async def test_a_slot_that_is_kept_long_is_given_back_once() -> None:
+    slots = fair(1, long_after=0.0)
     for _ in range(3):
         async with slots.slot("a"):
             for _ in range(3):
                 await asyncio.sleep(0)
-    monkeypatch.setattr(concurrency, "_LONG_SLOT_S", 60.0)
+    slots.long_after = 60.0
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(slots.slot("a"))
         second = asyncio.ensure_future(stack.enter_async_context(slots.slot("a")))

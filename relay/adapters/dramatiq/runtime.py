@@ -54,8 +54,11 @@ class WorkerRuntime(AsyncIO):
         quiesce: Callable[[], None],
         stop: Callable[[], Awaitable[None]],
         budgets: Mapping[str, int | None],
+        uvloop: bool = True,
     ) -> None:
+        """``uvloop``: use it if it is installed. It stays on for the whole process."""
         super().__init__()
+        self._uvloop = uvloop
         self._start, self._quiesce, self._stop = start, quiesce, stop
         self._budgets = budgets
         #: The actors whose messages the event loop takes, by their names.
@@ -67,7 +70,8 @@ class WorkerRuntime(AsyncIO):
         self._replacing = threading.Lock()
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        use_uvloop()
+        if self._uvloop:
+            use_uvloop()
         heed_termination_once()
         super().before_worker_boot(broker, worker)
         budgets = {

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -32,13 +33,25 @@ _QUIET: Final = {"404", "408"}
 _FULL: Final = "Message Size Exceeds MaxBytes"
 #: How many bytes a request asks for by default.
 _MAX_REQUEST_BYTES: Final = 8 * 1024 * 1024
-#: Bytes for subject and reply subject. The server counts them in a request; ``max_payload`` does not.
-_SUBJECTS_BYTES: Final = 8_192
-#: How many replies are written at a time, and how many bytes may wait to be sent.
-_BATCH_REPLIES: Final = 1_000
-_MAX_UNSENT_BYTES: Final = 1_000_000
 #: A text that can be used as a subject in a command without adding another command.
 _ANSWERABLE: Final = re.compile(r"[^\s\x00]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerLimits:
+    """How much is asked for, and answered, at a time.
+
+    ``subjects_bytes``: for subject and reply subject; the server counts them in a request, and not in
+    ``max_payload``. ``batch_replies``: how many replies are written at a time. ``unsent_bytes``: how many bytes
+    may wait to be sent.
+    """
+
+    subjects_bytes: int = 8_192
+    batch_replies: int = 1_000
+    unsent_bytes: int = 1_000_000
+
+
+CONSUMER_LIMITS: Final = ConsumerLimits()
 
 
 class _RequestEndedError(BrokerUnreachable):
@@ -53,10 +66,16 @@ class NatsJetStreamConsumer:
     """
 
     def __init__(
-        self, connection: NatsConnection, *, stream: str, durable: str, max_bytes: int = _MAX_REQUEST_BYTES
+        self,
+        connection: NatsConnection,
+        *,
+        stream: str,
+        durable: str,
+        max_bytes: int = _MAX_REQUEST_BYTES,
+        limits: ConsumerLimits = CONSUMER_LIMITS,
     ) -> None:
         self._connection = connection
-        self._max_bytes = max_bytes
+        self._max_bytes, self._limits = max_bytes, limits
         self._stream, self._durable = stream, durable
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._client: RelayClient | None = None
@@ -140,9 +159,10 @@ class NatsJetStreamConsumer:
     async def _reply(self, replies: Sequence[str], body: bytes) -> None:
         client = await self._connection.client()
         try:
-            for first in range(0, len(replies), _BATCH_REPLIES):
-                client.write(_replies(replies[first : first + _BATCH_REPLIES], body))
-                if client.pending_data_size > _MAX_UNSENT_BYTES:
+            batch = self._limits.batch_replies
+            for first in range(0, len(replies), batch):
+                client.write(_replies(replies[first : first + batch], body))
+                if client.pending_data_size > self._limits.unsent_bytes:
                     await client.written()
         except (nats.errors.Error, OSError) as error:
             raise BrokerUnreachable(f"cannot acknowledge: {error}") from error
@@ -164,7 +184,7 @@ class NatsJetStreamConsumer:
             # When this message was stored, the server took larger ones. Ask for one message, whatever its size.
             options["batch"] = 1
         else:
-            options["max_bytes"] = max(self._max_bytes, self._client.max_payload + _SUBJECTS_BYTES)
+            options["max_bytes"] = max(self._max_bytes, self._client.max_payload + self._limits.subjects_bytes)
         self._asked = self._missing = options["batch"]
         self._too_large = False
         await self._client.publish(

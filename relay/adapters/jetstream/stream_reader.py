@@ -42,8 +42,9 @@ class NatsStreamAuditor:
     ``CONSUMER.MSG.NEXT`` of the stream.
     """
 
-    def __init__(self, connection: NatsConnection) -> None:
-        self._connection = connection
+    def __init__(self, connection: NatsConnection, *, batch: int = _BATCH_MESSAGES) -> None:
+        """``batch``: how many messages one request asks for."""
+        self._connection, self._batch = connection, batch
 
     async def state(self, stream: str) -> AuditedStream | None:
         """See the port."""
@@ -66,45 +67,44 @@ class NatsStreamAuditor:
         """See the port."""
         async with self._connection.asking(f"cannot read stream {stream}") as client:
             try:
-                return await _scan(client, stream, first, last, filter_subject)
+                return await self._scan(client, stream, first, last, filter_subject)
             except nats.js.errors.NotFoundError:
                 return []
 
+    async def _scan(
+        self, client: RelayClient, stream: str, first: int, last: int, filter_subject: str | None
+    ) -> list[Stored]:
+        js = client.jetstream()
+        name = f"relay_audit_{uuid4().hex}"
+        config = ConsumerConfig(
+            name=name,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=max(first, 1),
+            ack_policy=AckPolicy.NONE,
+            filter_subject=filter_subject,
+            headers_only=True,
+            mem_storage=True,
+            num_replicas=1,
+            inactive_threshold=_INACTIVE_THRESHOLD_S,
+        )
+        await js.add_consumer(stream, config)
+        try:
+            return await _read(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", last, self._batch)
+        finally:
+            # A restarted server has forgotten the consumer. A server that is away will remove it later.
+            with suppress(nats.errors.Error, OSError):
+                await js.delete_consumer(stream, name)
 
-async def _scan(
-    client: RelayClient, stream: str, first: int, last: int, filter_subject: str | None
-) -> list[Stored]:
-    js = client.jetstream()
-    name = f"relay_audit_{uuid4().hex}"
-    config = ConsumerConfig(
-        name=name,
-        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=max(first, 1),
-        ack_policy=AckPolicy.NONE,
-        filter_subject=filter_subject,
-        headers_only=True,
-        mem_storage=True,
-        num_replicas=1,
-        inactive_threshold=_INACTIVE_THRESHOLD_S,
-    )
-    await js.add_consumer(stream, config)
-    try:
-        return await _read(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", last)
-    finally:
-        # A restarted server has forgotten the consumer. A server that is away will remove it later.
-        with suppress(nats.errors.Error, OSError):
-            await js.delete_consumer(stream, name)
 
-
-async def _read(client: RelayClient, subject: str, last: int) -> list[Stored]:
+async def _read(client: RelayClient, subject: str, last: int, batch: int) -> list[Stored]:
     inbox, arrived = client.new_inbox(), asyncio.Queue[Arrived]()
     subscription = await client.listen(inbox, lambda *message: arrived.put_nowait(Arrived._make(message)))
-    request = json.dumps({"batch": _BATCH_MESSAGES, "no_wait": True}).encode()
+    request = json.dumps({"batch": batch, "no_wait": True}).encode()
     found: list[Stored] = []
     try:
         while True:
             await client.publish(subject, request, reply=inbox)
-            for _ in range(_BATCH_MESSAGES):
+            for _ in range(batch):
                 async with asyncio.timeout(_SILENCE_TIMEOUT_S):
                     message = await arrived.get()
                 if (place := read_place(message.reply)) is None:
