@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+import re
+from bisect import bisect_left
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Final
 from zoneinfo import ZoneInfo
 
-from apscheduler.triggers.cron import CronTrigger
+from cronsim import CronSim, CronSimError
 
 from relay.domain.schedule import InvalidSchedule
 
@@ -19,9 +21,9 @@ _NICKNAMES: Final = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_FIELDS: Final = ("second", "minute", "hour", "day", "month", "day_of_week")
-_DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_TICK: Final = timedelta(microseconds=1)
+#: The end of a range of weekdays: 0 is Sunday, and so is 7.
+_TO_SUNDAY: Final = re.compile(r"-(0|SUN)(?![0-9A-Z])", re.IGNORECASE)
+_MINUTE: Final = timedelta(minutes=1)
 _HINT: Final = "minute hour day month weekday, as in '30 3 * * 1-5'"
 
 
@@ -29,27 +31,28 @@ class Expression:
     """When a cron job fires, in a time zone. Raises InvalidSchedule.
 
     As in crontab(5), weekdays count from Sunday = 0, and 7 is Sunday too. If both day and weekday are restricted,
-    one match is enough. In the night when clocks go back, a job with fixed hours fires once.
+    one match is enough. A job with fixed hours fires once for each of its times, as with Debian's cron: at the
+    first of two when clocks go back, and when clocks go forward if they leave the time out.
     """
 
     def __init__(self, text: str, timezone: str = "UTC") -> None:
         fields = _NICKNAMES.get(text.strip(), text).split()
         if len(fields) not in {5, 6}:
             raise InvalidSchedule(f"{text[:80]!r} has {len(fields)} fields, not five", field="cron", hint=_HINT)
-        named = dict(zip(_FIELDS, fields if len(fields) == 6 else ["0", *fields], strict=True))
         self.text = f"{' '.join(text.split())} {timezone}"
-        self._fixed = not named["hour"].startswith("*")
+        self._fields = " ".join([*fields[:-1], _TO_SUNDAY.sub("-7", fields[-1])])
+        self._fixed = not fields[-4].startswith("*")
         try:
-            zone = ZoneInfo(timezone)
+            self._zone = ZoneInfo(timezone)
         except (KeyError, ValueError, OSError) as error:
             raise InvalidSchedule(
                 f"{timezone[:80]!r} is not a time zone", field="timezone", hint="UTC, or Europe/Kyiv"
             ) from error
         try:
-            self._triggers = [CronTrigger(**one, timezone=zone) for one in _alternatives(named)]
-        except ValueError as error:
+            never = self.after(datetime.now(UTC)) is None
+        except (CronSimError, ValueError) as error:
             raise InvalidSchedule(f"{text[:80]!r} cannot be read: {error}", field="cron", hint=_HINT) from error
-        if self.after(datetime.now(UTC)) is None:
+        if never:
             raise InvalidSchedule(f"{text[:80]!r} names a day that never comes", field="cron", hint=_HINT)
 
     def __str__(self) -> str:
@@ -57,46 +60,36 @@ class Expression:
 
     def after(self, time: datetime) -> datetime | None:
         """The first time after ``time``, in UTC; None if there is none."""
-        found = [self._next(trigger, time) for trigger in self._triggers]
-        return min((one for one in found if one is not None), default=None)
+        return self._by_the_clock(time) if self._fixed else self._by_the_hour(time)
 
-    def _next(self, trigger: Any, time: datetime) -> datetime | None:
+    def _by_the_clock(self, time: datetime) -> datetime | None:
+        """Count on a clock that knows no summer time, and look up when its times come."""
+        for local in CronSim(self._fields, time.astimezone(self._zone).replace(tzinfo=None)):
+            # After clocks have gone back, times that come twice are over.
+            if (found := self._moment(local)) > time:
+                return found
+        return None
+
+    def _moment(self, local: datetime) -> datetime:
+        """The first moment at which clocks show this time or, if they leave it out, a later one."""
         while True:
-            fire: datetime | None = trigger.get_next_fire_time(None, (time + _TICK).astimezone(trigger.timezone))
-            if fire is None:
-                return None
-            time = fire.astimezone(UTC)
-            if not (self._fixed and fire.fold):
-                return time
+            found = local.replace(tzinfo=self._zone).astimezone(UTC)
+            if found.astimezone(self._zone).replace(tzinfo=None) == local:
+                return found
+            local = local.replace(second=0) + _MINUTE
 
+    def _by_the_hour(self, time: datetime) -> datetime | None:
+        """Count hours as they pass. When clocks change, begin anew with what they show then."""
+        local = time.astimezone(self._zone)
+        while (naive := next(CronSim(self._fields, local.replace(tzinfo=None)), None)) is not None:
+            offset = local.utcoffset() or timedelta()
+            found = naive.replace(tzinfo=timezone(offset))
+            if self._offset(found.timestamp()) == offset:
+                return found.astimezone(UTC)
+            seconds = range(int(local.timestamp()) + 1, int(found.timestamp()) + 1)
+            change = seconds[bisect_left(seconds, True, key=lambda it: self._offset(it) != offset)]
+            local = datetime.fromtimestamp(change - 1, timezone(self._offset(change)))
+        return None
 
-def _alternatives(fields: dict[str, str]) -> list[dict[str, str]]:
-    fields = {**fields, "day_of_week": _weekdays(fields["day_of_week"])}
-    if fields["day"].startswith("*") or fields["day_of_week"] == "*":
-        return [fields]
-    return [{**fields, "day_of_week": "*"}, {**fields, "day": "*"}]
-
-
-def _weekdays(text: str) -> str:
-    """The weekday field as names, because the library counts from Monday."""
-    if text == "*":
-        return text
-    days: set[int] = set()
-    for part in text.lower().split(","):
-        span, _, step = part.partition("/")
-        first, _, last = span.partition("-")
-        low, high = (0, 6) if span == "*" else (_weekday(first), _weekday(last or ("6" if step else first)))
-        if high < low and high == 0:
-            high = 7
-        if high < low or (step and not step.isdecimal()) or step == "0":
-            raise ValueError(f"weekday {part!r}")
-        days.update(day % 7 for day in range(low, high + 1, int(step or 1)))
-    return ",".join(_DAYS[day] for day in sorted(days))
-
-
-def _weekday(text: str) -> int:
-    if text in _DAYS:
-        return _DAYS.index(text)
-    if text.isdecimal() and int(text) <= 7:
-        return int(text)
-    raise ValueError(f"weekday {text!r}")
+    def _offset(self, moment: float) -> timedelta:
+        return datetime.fromtimestamp(moment, self._zone).utcoffset() or timedelta()
