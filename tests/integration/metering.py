@@ -14,7 +14,7 @@ from unittest.mock import patch
 import psycopg
 import redis
 
-from relay.adapters.dramatiq.broker import RelayBroker, create_broker
+from relay.adapters.dramatiq.broker import FetchTimes, RelayBroker, create_broker
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from tests.integration.wire import Wire, wire
@@ -119,7 +119,8 @@ class Meter:
 
 
 def _broker(url: str) -> RelayBroker:
-    broker = create_broker(url, namespace="costs", middleware=[])
+    # How many messages are fetched at a time hangs on how quick they are.
+    broker = create_broker(url, namespace="costs", middleware=[], times=FetchTimes(often=-1.0))
     broker.maintenance_chance = 0  # Dramatiq throws dice for it
     broker.flush("nothing")  # by now the server has its scripts
     return broker
@@ -151,8 +152,6 @@ def laboratory(directory: Path) -> Iterator[Laboratory]:
         PostgresServer(directory / "postgres", settings=SETTINGS) as postgres,
         NatsServer(directory / "nats") as nats,
         ValkeyServer(directory / "valkey") as valkey,
-        # How many messages are fetched at a time hangs on how quick they are.
-        patch("relay.adapters.dramatiq.shares.OFTEN_S", -1.0),
         # On a busy machine claims may be as slow as under an old snapshot.
         patch("relay.adapters.postgres.low_water.SLOW_S", math.inf),
     ):
