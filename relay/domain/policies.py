@@ -59,7 +59,7 @@ UNLIMITED_ATTEMPTS: Final = 2**31 - 1
 
 
 def unanswered(max_attempts: int) -> DeadLetter:
-    """The verdict for a message whose last attempt has no answer, because its worker died."""
+    """The verdict on a row whose last attempt has no answer, because its worker died."""
     reason = f"exhausted: {max_attempts} attempts, the last one without an answer: its worker died or was cut off"
     return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
 
@@ -73,16 +73,16 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
             return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
         case Verdict.TRANSIENT if not result.counts:
             return Retry(policy.backoff.delay(1, chance), result.detail, counts=False)
-        case Verdict.TRANSIENT if attempts >= policy.max_attempts:
+        case Verdict.TRANSIENT if (delay := policy.after(attempts, chance)) is not None:
+            return Retry(delay, result.detail)
+        case Verdict.TRANSIENT:
             reason = f"exhausted: {attempts} attempts, the last one: {result.detail}"
             return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
-        case Verdict.TRANSIENT:
-            return Retry(policy.backoff.delay(attempts, chance), result.detail)
 
 
 # --- publishing: what to do with an event after the broker answered, or did not -------------------
 
-#: How long an event waits at most for its next try when no stream takes it, also after that was mended.
+#: What an operator does about an event that no stream takes.
 _MEND: Final = "mend relay.toml or the event's stream, run relay streams ensure, then relay outbox retry"
 
 
@@ -192,7 +192,7 @@ def after_publish_failure(
             return Leave()
         case NoStream(error):
             return Wait(policy.backoff.by_age(age, chance), error)
-        case RowRejected(error, final) if final or attempts + 1 >= policy.max_attempts:
-            return GiveUp(f"unrecoverable: {error}")
+        case RowRejected(error, final=False) if (delay := policy.after(attempts + 1, chance)) is not None:
+            return TryAgain(delay, error)
         case RowRejected(error):
-            return TryAgain(policy.backoff.delay(attempts + 1, chance), error)
+            return GiveUp(f"unrecoverable: {error}")

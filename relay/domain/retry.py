@@ -47,6 +47,13 @@ class RetryPolicy:
     max_attempts: int = 20
     backoff: Backoff = Backoff()
 
+    def after(self, failures: int, chance: float) -> timedelta | None:
+        """How long to wait after ``failures`` attempts have failed. None if no attempt is left.
+
+        Every retry is decided here: of messages, tasks, cron jobs and events. ``chance``: see `Backoff.delay`.
+        """
+        return None if failures >= self.max_attempts else self.backoff.delay(failures, chance)
+
     @classmethod
     def of(cls, max_attempts: int, initial: timedelta, maximum: timedelta) -> Self:
         """A policy whose back-off grows from ``initial`` to ``maximum``. Raises ValueError."""
