@@ -45,7 +45,7 @@ async def handle_chunk(context: str, subscription: str, message_ids: list[str]) 
     """Handle many inbox messages at once, by any kind of handler. Those to retry are enqueued one by one."""
     with suppress(Outage):
         later = await wiring.chunks(context, subscription).run([UUID(id) for id in message_ids])
-        await wiring.enqueue_later(context, subscription, later)
+        await wiring.enqueue_later(context, subscription, later or {})
 
 
 @actor(jobs.PULL, priority=0, **OUTAGE_RETRIES)

@@ -24,7 +24,7 @@ from relay.domain.model import HandlerResult, Verdict
 from relay.domain.subject import ALL_COMMANDS, command_name
 from relay.domain.topology import covers
 from relay.events import declared_commands
-from relay.execution.batch import Together
+from relay.execution.batch import MAX_TRANSACTION_S, BatchCalls
 from relay.execution.calls import MAX_DETAIL_CHARS, Calls, PreparedCall, answer, answered
 from relay.execution.chunk import Answered, side_by_side
 from relay.ports import HandlerRequest
@@ -41,6 +41,7 @@ class PythonEventHandler:
     ``plain`` says whether any function is plain; ``writes``, whether a plain one writes in its transaction.
     ``unknown`` says what happens to an event without a function. ``timeout`` (seconds) limits a whole call. A
     plain function cannot be stopped. But the retry takes its claim away, so it can no longer commit.
+    ``max_transaction``: see `BatchCalls`.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PythonEventHandler:
         *,
         timeout: timedelta,
         unknown: Unknown = "dead-letter",
+        max_transaction: float = MAX_TRANSACTION_S,
     ) -> None:
         self.registry = registry
         self.transactions = transactions
@@ -60,7 +62,7 @@ class PythonEventHandler:
         self.writes = any(signature.in_transaction for signature in plain)
         self._unknown = unknown
         self._calls = Calls(MAX_CALLS)
-        self._together = Together(transactions, self._calls, self.timeout)
+        self._batches = BatchCalls(transactions, self._calls, self.timeout, max_transaction)
         # Chunks may use half of the calls, so that the other half never waits for a chunk.
         self._side_by_side = side_by_side(self, asyncio.Semaphore(max(1, MAX_CALLS // 2)))
 
@@ -95,7 +97,7 @@ class PythonEventHandler:
         begun = time.perf_counter()
         # Sorted by key, so that two transactions take their row locks in the same order.
         members.sort(key=lambda it: it[1].injected[Inject.EVENT].partition_key or "")
-        answers, rest = await self._together.run([call for _, call in members], members[0][0].token)
+        answers, rest = await self._batches.run([call for _, call in members], members[0][0].token)
         left = set(rest)
         for request, _ in members:
             if request.message_id in left:

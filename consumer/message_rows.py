@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -26,7 +26,7 @@ from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import DeadLetter, DeadLetterClass, Disposition, Retry, decide
 from relay.domain.retry import RetryPolicy
 from relay.execution.calls import PreparedCall
-from relay.execution.rows import Terms
+from relay.execution.rows import Decided, Terms
 from relay.failpoints import reach
 from relay.ports import (
     ClaimedMessage,
@@ -37,7 +37,10 @@ from relay.ports import (
 )
 
 _DONE: Final = (Verdict.PROCESSED, Verdict.ALREADY_PROCESSED)
+#: After this time a dead letter that could not be stored is tried again.
 _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
+#: How long a claim of a message holds if nobody renews it.
+LEASE: Final = timedelta(seconds=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,59 +61,53 @@ class MessageConfig:
     error_text: bool = False
 
 
+@dataclass(slots=True, kw_only=True)
 class MessageRows:
-    """The messages of one subscription: how they are claimed and asked for, and what follows from an answer."""
+    """The messages of one subscription: how they are claimed and asked for, and what follows from an answer.
 
-    #: A claim outlives a dead worker by at most this time; a live worker renews it during a call.
-    lease = timedelta(seconds=8)
+    ``next_of_key``: set if the subscription is ordered. ``lease``: a claim outlives a dead worker by at most this
+    time; a live worker renews it during a call.
+    """
+
+    config: MessageConfig
+    inbox: InboxSettlement
+    handler: EventHandler
+    consumer: JetStreamConsumer
+    dead_letters: RouteToDeadLetter
+    facts: FactSink
+    next_of_key: NextOfKey | None = None
+    lease: timedelta = LEASE
+
     after_claim = "after_message_claim"
-
-    def __init__(
-        self,
-        config: MessageConfig,
-        inbox: InboxSettlement,
-        handler: EventHandler,
-        consumer: JetStreamConsumer,
-        dead_letters: RouteToDeadLetter,
-        facts: FactSink,
-        go_on: NextOfKey | None = None,
-    ) -> None:
-        self._config = config
-        self._inbox = inbox
-        self._handler = handler
-        self._consumer = consumer
-        self._dead_letters = dead_letters
-        self._facts = facts
-        self._go_on = go_on
 
     @property
     def max_attempts(self) -> int:
         """How often a message is tried."""
-        return self._config.policy.max_attempts
+        return self.config.policy.max_attempts
 
     @property
     def ordered(self) -> bool:
         """Whether a message may have to wait for the one before it."""
-        return self._go_on is not None
+        return self.next_of_key is not None
 
     async def claim(self, message_id: UUID) -> ClaimedMessage | None:
         """See `Rows`."""
-        return await self._inbox.claim(message_id, self.lease, self.max_attempts)
+        return await self.inbox.claim(message_id, self.lease, self.max_attempts)
 
     async def renew(self, claim: ClaimedMessage) -> bool:
         """See `Rows`."""
-        return await self._inbox.renew(claim, self.lease)
+        return await self.inbox.renew(claim, self.lease)
 
-    def request(self, claim: ClaimedMessage) -> HandlerRequest | DeadLetter:
+    def request(self, claim: ClaimedMessage) -> HandlerRequest | Decided[Disposition]:
         """Return the request for the handler, or a dead letter: recorded before, or the message cannot be read."""
         row = claim.row
         if row.rejected is not None:
-            return row.rejected
+            return Decided(row.rejected)
         try:
-            asked = prepared_request(self._config.envelope, row.subject, row.headers, row.body, row.occurred_at)
+            prepared = prepared_request(self.config.envelope, row.subject, row.headers, row.body, row.occurred_at)
         except MalformedMessage as error:
             # The pull job could read it. So the subscription's envelope has changed since then.
-            return DeadLetter(str(error), DeadLetterClass.POISON)
+            return Decided(DeadLetter(str(error), DeadLetterClass.POISON))
         return HandlerRequest(
             message_id=row.message_id,
             subject=row.subject,
@@ -118,32 +115,32 @@ class MessageRows:
             event_version=row.event_version or 1,
             correlation_id=row.correlation_id,
             attempt=claim.attempts,
-            body=asked.body,
+            body=prepared.body,
             headers=row.headers,
             token=claim.token,
-            originals=asked.event.originals,
-            idempotency_key=asked.idempotency_key,
-            actor=asked.event.actor,
-            traceparent=_span(claim, asked.event.traceparent),
+            originals=prepared.event.originals,
+            idempotency_key=prepared.idempotency_key,
+            actor=prepared.event.actor,
+            traceparent=_span(claim, prepared.event.traceparent),
         )
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler."""
-        return await self._handler.handle(request)
+        return await self.handler.handle(request)
 
     def decide(self, result: HandlerResult, claim: ClaimedMessage, seconds: float) -> Disposition:
         """Report the answer, and apply the subscription's policy to it."""
-        config = self._config
+        config = self.config
         about = {"context": config.context, "subscription": config.subscription}
         waited = _waited(claim) if result.verdict in _DONE else None
-        self._facts(HandlerAnswered(**about, seconds=seconds, traced=_traced(claim, result), waited=waited))
+        self.facts(HandlerAnswered(**about, seconds=seconds, traced=_traced(claim, result), waited=waited))
         reach("after_handler_before_mark")
         shown = result.in_full() if config.error_text else result
         return decide(shown, claim.attempts, config.policy, random.random())  # noqa: S311
 
     async def mark(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
         """Mark messages as processed."""
-        return await self._inbox.mark_all_processed(claims)
+        return await self.inbox.mark_all_processed(claims)
 
     async def finish(self, claims: Sequence[ClaimedMessage]) -> None:
         """Acknowledge processed messages. Their rows are committed first, so a crash in between loses nothing."""
@@ -151,15 +148,15 @@ class MessageRows:
             return
         reach("after_commit_before_ack")
         for claim in claims:
-            self._facts(MessageProcessed(**self._about(claim)))
-        if self._go_on is not None:
-            await self._go_on.after(*(claim.row for claim in claims))
+            self.facts(MessageProcessed(**self._about(claim)))
+        if self.next_of_key is not None:
+            await self.next_of_key.after(*(claim.row for claim in claims))
         await self._ack(claims)
 
     def _about(self, claim: ClaimedMessage) -> dict[str, Any]:
         return {
-            "context": self._config.context,
-            "subscription": self._config.subscription,
+            "context": self.config.context,
+            "subscription": self.config.subscription,
             **claim.row.shown,
             "attempts": claim.attempts,
             "trace_id": traceparent.trace_id(traceparent.find(claim.row.headers)),
@@ -171,9 +168,9 @@ class MessageRows:
         The verdict of a dead letter is recorded first (POL-047-006): after an outage no handler is called again.
         """
         recorded = (
-            await self._inbox.record_error(claim, verdict)
+            await self.inbox.record_error(claim, verdict)
             if isinstance(verdict, Retry)
-            else claim.row.rejected is not None or await self._inbox.reject(claim, verdict)
+            else claim.row.rejected is not None or await self.inbox.reject(claim, verdict)
         )
         return await self.follow(claim, verdict) if recorded else None
 
@@ -182,44 +179,44 @@ class MessageRows:
         if isinstance(verdict, DeadLetter):
             return await self._route(claim, verdict)
         seconds = verdict.delay.total_seconds()
-        self._facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
-        if self._config.nak:
+        self.facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
+        if self.config.nak:
             # The redelivery finds its row in the inbox, so it changes nothing but the row's reply subject.
             with suppress(BrokerUnreachable):
-                await self._consumer.nak([claim.row.ack_subject], verdict.delay)
+                await self.consumer.nak([claim.row.ack_subject], verdict.delay)
         return verdict.delay
 
     async def _route(self, claim: ClaimedMessage, verdict: DeadLetter) -> timedelta | None:
         """Store a dead letter; returns after how long to try again if that failed."""
         reach("after_reject")
         try:
-            await self._dead_letters.route(claim, verdict)
+            await self.dead_letters.route(claim, verdict)
         except Outage:
-            await self._inbox.release(claim, _DEAD_LETTER_PAUSE)
+            await self.inbox.release(claim, _DEAD_LETTER_PAUSE)
             return _DEAD_LETTER_PAUSE
         reach("before_dlq_commit")
-        if await self._inbox.mark_dead_lettered(claim):
+        if await self.inbox.mark_dead_lettered(claim):
             await self._ack([claim], self._final(verdict))
-            if self._go_on is not None:
-                await self._go_on.after_death(claim.row)
+            if self.next_of_key is not None:
+                await self.next_of_key.after_death(claim.row)
         return None
 
     def _final(self, verdict: DeadLetter) -> str | None:
         """Return the reason of a TERM, without text of a handler; None if a dead letter is acknowledged."""
         if verdict.kind is DeadLetterClass.POISON:
             return verdict.reason
-        return verdict.kind.value if self._config.nak else None
+        return verdict.kind.value if self.config.nak else None
 
     async def _ack(self, claims: Sequence[ClaimedMessage], reason: str | None = None) -> None:
         """Acknowledge messages, or terminate one for a reason."""
-        if self._config.acked:
+        if self.config.acked:
             return
         replies = [claim.row.ack_subject for claim in claims]
         try:
             if reason is None:
-                await self._consumer.ack(replies)
+                await self.consumer.ack(replies)
             else:
-                await self._consumer.terminate(replies, reason)
+                await self.consumer.terminate(replies, reason)
         except BrokerUnreachable:
             # The rows are finished, so the next run of recovery acknowledges them.
             return
@@ -248,39 +245,37 @@ def _traced(claim: ClaimedMessage, result: HandlerResult) -> Traced | None:
     return Traced(received, span, id, shown["correlation_id"], row.subject, claim.attempts, verdict)
 
 
+@dataclass(slots=True, kw_only=True)
 class FunctionRows(MessageRows):
     """The messages of a subscription with Python functions: worker threads call the plain ones."""
 
-    def __init__(
-        self, config: MessageConfig, inbox: PostgresInboxAdapter, functions: PythonEventHandler, *rest: Any
-    ) -> None:
-        super().__init__(config, inbox, functions, *rest)
-        self._claims = inbox
-        self._functions = functions
-        self.transactions = functions.transactions
-        # With a single attempt, a prefetched claim could use it up. With order, only the first of a key may run.
-        prefetch = not self.ordered and self.max_attempts > 1
-        self._terms = (
-            Terms(functions.timeout, writes=functions.writes, prefetch=prefetch) if functions.plain else None
-        )
+    inbox: PostgresInboxAdapter
+    handler: PythonEventHandler
+    _terms: Terms | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.handler.plain:
+            # A prefetched claim could use up a single attempt. With order, only the head of a key may run.
+            prefetch = not self.ordered and self.max_attempts > 1
+            self._terms = Terms(self.handler.timeout, writes=self.handler.writes, prefetch=prefetch)
 
     def terms(self, _message_id: UUID) -> Terms | None:
         """See `ThreadRows`, as for all that follow."""
         return self._terms
 
     def call(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
-        return self._functions.prepared(request)
+        return self.handler.prepared(request)
 
     def claim_command(self, message_id: UUID) -> Command:
-        return self._claims.claim_command(message_id, self.lease, self.max_attempts)
+        return self.inbox.claim_command(message_id, self.lease, self.max_attempts)
 
     def prefetch_command(self, message_id: UUID, others: Sequence[UUID]) -> Command:
-        return self._claims.claim_many_command([message_id, *others], [message_id], self.lease, self.max_attempts)
+        return self.inbox.claim_many_command([message_id, *others], [message_id], self.lease, self.max_attempts)
 
     def unclaim_command(self, claims: Sequence[ClaimedMessage]) -> Command:
         return "inbox/unclaim", ids_and_tokens(claims)
 
-    def claimed(self, command: Command, row: dict[str, Any], since: float) -> ClaimedMessage:
+    def read_claim(self, command: Command, row: dict[str, Any], since: float) -> ClaimedMessage:
         return claimed(command, row, since)
 
     def key(self, claim: ClaimedMessage) -> UUID:

@@ -30,8 +30,8 @@ from relay.domain.errors import ConfigurationError
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import advisory_consumer
 from relay.envelopes import reader
-from relay.execution.chunk import RunChunk, side_by_side
-from relay.execution.runners import GATHER_S, RunInThread, RunOnLoop
+from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
+from relay.execution.runners import GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
 from relay.settings.urls import hide_url
 from relay.worker import application, broker, runtime, serves
@@ -39,7 +39,7 @@ from relay.worker import application, broker, runtime, serves
 #: How many messages a pull request asks for at most.
 _MAX_BATCH_MESSAGES: Final = 300
 
-Messages: TypeAlias = RunOnLoop[UUID, ClaimedMessage, HandlerRequest]
+Messages: TypeAlias = RunRow[UUID, ClaimedMessage, HandlerRequest]
 
 
 def on_receipt(context: str, subscription: str) -> bool:
@@ -129,13 +129,13 @@ def _rows(context: str, subscription: str) -> MessageRows:
     handler = _handler(context, subscription)
     kind: Any = FunctionRows if isinstance(handler, PythonEventHandler) else MessageRows
     rows: MessageRows = kind(
-        config,
-        application.inbox(context, subscription),
-        handler,
-        application.consumer(context, subscription),
-        application.context(context).dead_letters,
-        application.facts,
-        _next_of_key(context, subscription),
+        config=config,
+        inbox=application.inbox(context, subscription),
+        handler=handler,
+        consumer=application.consumer(context, subscription),
+        dead_letters=application.context(context).dead_letters,
+        facts=application.facts,
+        next_of_key=_next_of_key(context, subscription),
     )
     return rows
 
@@ -148,14 +148,19 @@ def _next_of_key(context: str, subscription: str) -> NextOfKey | None:
 
 
 @cache
-def messages(context: str, subscription: str) -> Messages:
-    """What handles the messages of a subscription on the event loop."""
+def _completions(context: str, subscription: str) -> Completions[UUID, ClaimedMessage, HandlerRequest]:
+    """What settles the messages of a subscription."""
     rows = _rows(context, subscription)
     # No pause in an ordered subscription: the next message of the key waits for this step.
-    pause = 0.0 if rows.ordered else GATHER_S
-    run = RunOnLoop(rows, asyncio.get_running_loop(), pause=pause)
-    application.on_stop.append(run.drain)
-    return run
+    completions = Completions(rows, asyncio.get_running_loop(), pause=0.0 if rows.ordered else GATHER_S)
+    application.on_stop.append(completions.drain)
+    return completions
+
+
+@cache
+def messages(context: str, subscription: str) -> Messages:
+    """What handles the messages of a subscription on the event loop."""
+    return RunOnLoop(_rows(context, subscription), _completions(context, subscription).settle)
 
 
 @cache
@@ -164,7 +169,8 @@ def chunks(context: str, subscription: str) -> RunChunk:
     handler, order = _handler(context, subscription), application.order(context, subscription)
     claims = PostgresChunks(application.context(context).pool, ordered=order is not None)
     ask_all = handler.handle_all if isinstance(handler, PythonEventHandler) else side_by_side(handler)
-    return RunChunk(_rows(context, subscription), claims, ask_all)
+    rows = ChunkRows(_rows(context, subscription), claims, ask_all)
+    return RunOnLoop(rows, rows.settle)
 
 
 @cache
@@ -181,13 +187,14 @@ def in_thread(context: str, subscription: str) -> RunInThread[UUID, ClaimedMessa
         if not isinstance(rows, FunctionRows):
             raise ConfigurationError(f"{subscription} calls no functions", field="handler")
         run = RunInThread(
-            messages(context, subscription),
-            rows,
-            rows.transactions,
-            loop,
-            runtime.replace_thread,
-            later,
-            partial(waiting_messages, runtime, context, subscription),
+            rows=rows,
+            on_loop=messages(context, subscription),
+            completions=_completions(context, subscription),
+            transactions=rows.handler.transactions,
+            loop=loop,
+            replace_thread=runtime.replace_thread,
+            later=later,
+            waiting=partial(waiting_messages, runtime, context, subscription),
         )
         application.on_quiesce.append(run.prefetch.close)
         return run

@@ -46,7 +46,7 @@ class Transactions:
     sessions: Sessions = Session
     async_sessions: Sessions = AsyncSession
 
-    def claimed(self, _limit: timedelta | None = None) -> Transactions:
+    def for_row(self, _limit: timedelta | None = None) -> Transactions:
         """See `relay.adapters.postgres.transactions.HandlerTransactions`."""
         return self
 

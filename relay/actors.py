@@ -15,13 +15,14 @@ from relay import jobs
 from relay.adapters.jetstream.query_server import AnswerQueries
 from relay.bus.queries import load_queries
 from relay.cron import registry
-from relay.cron.run import RunCron
+from relay.cron.run import CronRows, RunCron
 from relay.domain.errors import Outage
 from relay.domain.facts import OutageSeen
 from relay.domain.ordering import Shard, goes_on
 from relay.domain.schedule import WaitingRun
 from relay.domain.topology import covers
 from relay.envelopes import writer
+from relay.execution.runners import RunOnLoop
 from relay.monitoring import known_labels
 from relay.settings.model import QueriesSettings
 from relay.worker import (
@@ -98,7 +99,8 @@ async def run_cron(context: str, name: str, scheduled_for: str) -> None:
 def _cron(context: str) -> RunCron:
     parts = application.context(context)
     error_text = parts.settings.error_detail == "text"
-    return RunCron(context, registry, parts.schedule, application.facts, error_text=error_text)
+    runs = CronRows(context, registry, parts.schedule, application.facts, error_text=error_text)
+    return RunOnLoop(runs, runs.settle)
 
 
 def _answer(name: str, queries: QueriesSettings) -> None:

@@ -39,7 +39,9 @@ TASK_POINTS: Final[dict[str, type[Outage]]] = {
     "after_task_claim": DatabaseUnreachable,
     "after_task_answer": DatabaseUnreachable,
 }
-POINTS: Final = EVENT_POINTS | TASK_POINTS
+#: The same for cron jobs.
+CRON_POINTS: Final[dict[str, type[Outage]]] = {"after_cron_claim": DatabaseUnreachable}
+POINTS: Final = EVENT_POINTS | TASK_POINTS | CRON_POINTS
 _TAKEN: Final = ".reached"
 
 

@@ -18,7 +18,7 @@ from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.bootstrap import Facts
 from relay.domain.errors import ConfigurationError, RelayError
-from relay.execution.runners import RunOnLoop
+from relay.execution.runners import Completions, RunOnLoop
 from relay.monitoring import tasks_metrics
 from relay.settings import ContextSettings, Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
@@ -109,18 +109,18 @@ async def _start(
     tasks = PostgresTasks(pool)
     worker = TaskWorker(context.name, tasks, facts, threads=threads, queues=options.queues)
     rows = TaskRows(
-        context.name,
-        tasks,
-        registry,
-        transactions,
-        worker.put,
-        facts,
+        context=context.name,
+        tasks=tasks,
+        registry=registry,
+        transactions=transactions,
+        wake=worker.put,
+        facts=facts,
         size=threads,
         error_text=context.error_detail == "text",
     )
-    run = RunOnLoop(rows, asyncio.get_running_loop())
-    stack.push_async_callback(run.drain)
-    return worker, run
+    completions = Completions(rows, asyncio.get_running_loop())
+    stack.push_async_callback(completions.drain)
+    return worker, RunOnLoop(rows, completions.settle)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.errors import Outage
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
-from relay.execution.runners import RunInThread, RunOnLoop
+from relay.execution.runners import Completions, RunInThread, RunOnLoop, RunRow
 from relay.worker import (
     actor,
     application,
@@ -127,23 +127,29 @@ def _transactions(context: str) -> HandlerTransactions:
 @cache
 def _rows(context: str) -> TaskRows:
     return TaskRows(
-        context,
-        _tasks(context),
-        registry,
-        _transactions(context),
-        partial(_put, context),
-        application.facts,
+        context=context,
+        tasks=_tasks(context),
+        registry=registry,
+        transactions=_transactions(context),
+        wake=partial(_put, context),
+        facts=application.facts,
         size=_MAX_CALLS,
         error_text=application.context(context).settings.error_detail == "text",
     )
 
 
 @cache
-def _loop_runner(context: str) -> RunOnLoop[TaskKey, ClaimedTask, PreparedCall]:
+def _completions(context: str) -> Completions[TaskKey, ClaimedTask, PreparedCall]:
+    """What settles the tasks of a context."""
+    completions = Completions(_rows(context), asyncio.get_running_loop())
+    application.on_stop.append(completions.drain)
+    return completions
+
+
+@cache
+def _loop_runner(context: str) -> RunRow[TaskKey, ClaimedTask, PreparedCall]:
     """What runs the tasks of a context on the event loop."""
-    run = RunOnLoop(_rows(context), asyncio.get_running_loop())
-    application.on_stop.append(run.drain)
-    return run
+    return RunOnLoop(_rows(context), _completions(context).settle)
 
 
 @cache
@@ -164,13 +170,19 @@ def _thread_runner(context: str, queue: str) -> InThread:
         return terms is not None and terms.prefetch
 
     def waiting(limit: int) -> list[TaskKey]:
-        found = runtime.ahead(jobs.task_queue(queue), context, ours, limit)
-        return [_key(message) for message in found]
+        return [_key(message) for message in runtime.ahead(jobs.task_queue(queue), context, ours, limit)]
 
     async def make() -> InThread:
         # On the loop, because everything that threads share is built there.
         run = RunInThread(
-            _loop_runner(context), rows, _transactions(context), loop, runtime.replace_thread, later, waiting
+            rows=rows,
+            on_loop=_loop_runner(context),
+            completions=_completions(context),
+            transactions=_transactions(context),
+            loop=loop,
+            replace_thread=runtime.replace_thread,
+            later=later,
+            waiting=waiting,
         )
         application.on_quiesce.append(run.prefetch.close)
         return run

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -30,11 +31,11 @@ from relay.domain.facts import (
 )
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
 from relay.domain.model import HandlerResult
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide, unanswered
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, PreparedCall, answered
-from relay.execution.rows import Terms
+from relay.execution.rows import Decided, Terms, Unclaimed
 from relay.execution.signatures import Inject
 from relay.failpoints import reach
 from tasks.registry import TaskContext, TaskHandler, TaskRegistry
@@ -43,6 +44,9 @@ from tasks.registry import TaskContext, TaskHandler, TaskRegistry
 _SOON: Final = timedelta(milliseconds=500)
 #: How long a task waits when no loaded module registers its type, usually for a deployment.
 _UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
+
+#: How long a claim of a task holds if nobody renews it.
+LEASE: Final = timedelta(seconds=8)
 
 #: Delivers tasks that are due now.
 Wake = Callable[[Sequence[TaskRef]], Awaitable[None]]
@@ -55,81 +59,68 @@ class TaskKey(NamedTuple):
     type: str
 
 
+@dataclass(slots=True, kw_only=True)
 class TaskRows:
     """The tasks of one context: how they are claimed and called, and what follows from an answer.
 
     ``size``: how many of a queue run at once on the event loop. ``error_text``: whether to keep the full text of
-    exceptions, which may show payload.
+    exceptions, which may show payload. ``lease``: a claim outlives a dead worker by at most this time; a live
+    worker renews it during a call.
     """
 
-    #: A claim outlives a dead worker by at most this time; a live worker renews it during a call.
-    lease = timedelta(seconds=8)
-    after_claim = "after_task_claim"
+    context: str
+    tasks: PostgresTasks
+    registry: TaskRegistry
+    transactions: HandlerTransactions
+    wake: Wake
+    facts: FactSink
+    size: int
+    error_text: bool = False
+    lease: timedelta = LEASE
+    _calls: dict[str, Calls] = field(init=False, default_factory=dict)
 
-    def __init__(
-        self,
-        context: str,
-        tasks: PostgresTasks,
-        registry: TaskRegistry,
-        transactions: HandlerTransactions,
-        wake: Wake,
-        facts: FactSink,
-        *,
-        size: int,
-        error_text: bool = False,
-    ) -> None:
-        self._context = context
-        self._tasks = tasks
-        self._registry = registry
-        self._transactions = transactions
-        self._wake = wake
-        self._facts = facts
-        self._size = size
-        self._calls: dict[str, Calls] = {}
-        self._error_text = error_text
+    after_claim = "after_task_claim"
 
     # --- on the event loop ---
 
-    async def claim(self, key: TaskKey) -> ClaimedTask | timedelta | None:
-        """Claim a task; returns how long it waits if its type is unknown or a limit does not let it start."""
-        handler = self._registry.find(key.type)
+    async def claim(self, key: TaskKey) -> ClaimedTask | Unclaimed[timedelta] | None:
+        """Claim a task, unless its type is unknown or a limit does not let it start."""
+        handler = self.registry.find(key.type)
         if handler is None:
-            await self._tasks.put_off(key.id, _UNHANDLED)
-            self._facts(TaskUnhandled(context=self._context, task_id=key.id, task_type=key.type))
-            return _UNHANDLED.delay
-        found = await self._start(key.id, handler)
-        if not isinstance(found, PutOff):
-            return found
-        about: dict[str, Any] = {"context": self._context, "task_id": key.id, "task_type": key.type}
-        self._facts(TaskPutOff(**about, waits_for=found.waits_for, delay_seconds=found.delay.total_seconds()))
-        return found.delay
+            await self.tasks.put_off(key.id, _UNHANDLED)
+            self.facts(TaskUnhandled(context=self.context, task_id=key.id, task_type=key.type))
+            return Unclaimed(_UNHANDLED.delay)
+        started = await self._start(key.id, handler)
+        if not isinstance(started, PutOff):
+            return started
+        about: dict[str, Any] = {"context": self.context, "task_id": key.id, "task_type": key.type}
+        self.facts(TaskPutOff(**about, waits_for=started.waits_for, delay_seconds=started.delay.total_seconds()))
+        return Unclaimed(started.delay)
 
     async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
         """Claim the task; wait here if its slot of the rate limit is near."""
         while True:
-            found = await self._tasks.claim(id, handler.type, self.lease, handler.limits)
-            if not isinstance(found, PutOff) or found.waits_for != "turn" or found.delay > _SOON:
-                return found
-            await asyncio.sleep(found.delay.total_seconds())
+            started = await self.tasks.claim(id, handler.type, self.lease, handler.limits)
+            if not isinstance(started, PutOff) or started.waits_for != "turn" or started.delay > _SOON:
+                return started
+            await asyncio.sleep(started.delay.total_seconds())
 
     async def renew(self, claim: ClaimedTask) -> bool:
         """See `Rows`."""
-        return await self._tasks.renew(claim, self.lease)
+        return await self.tasks.renew(claim, self.lease)
 
-    def request(self, claim: ClaimedTask) -> PreparedCall | Disposition:
+    def request(self, claim: ClaimedTask) -> PreparedCall | Decided[Disposition]:
         """Return the call for a task, or a verdict: done before, no attempt left, or its payload does not fit."""
         handler = self._handler(claim)
         if claim.processed:
-            return Ack()
+            return Decided(Ack())
         if claim.attempts > handler.policy.max_attempts:
-            # All attempts are used, and the last one gave no answer: its worker died.
-            reason = f"exhausted: {claim.attempts - 1} attempts, the last one was cut short"
-            return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
+            return Decided(unanswered(claim.attempts - 1))
         try:
             argument = handler.adapter.validate_json(claim.payload)
         except ValidationError as error:
             reason = f"does not fit its handler: {validation(error, 'payload')}"
-            return DeadLetter(reason, DeadLetterClass.DETERMINISTIC)
+            return Decided(DeadLetter(reason, DeadLetterClass.DETERMINISTIC))
         return self._prepared(claim, handler, argument)
 
     def _prepared(self, claim: ClaimedTask, handler: TaskHandler, argument: Any) -> PreparedCall:
@@ -153,32 +144,32 @@ class TaskRows:
                 traceparent=_span(claim),
             ),
             Settlement("tasks/settle", {"id": claim.id, "token": claim.token}, handler.time_limit),
-            self._transactions,
+            self.transactions,
         )
 
     async def ask(self, call: PreparedCall) -> HandlerResult:
         """Call the function, within its time limit."""
-        handler = self._registry.find(call.injected[Inject.CONTEXT].task_type)
+        handler = self.registry.find(call.injected[Inject.CONTEXT].task_type)
         assert handler is not None
-        calls = self._calls.setdefault(handler.queue, Calls(self._size))
+        calls = self._calls.setdefault(handler.queue, Calls(self.size))
         return await answered(calls.run(call), handler.time_limit.total_seconds())
 
     def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
         """Report the answer, and apply the type's policy to it."""
         traced = _traced(claim, self._handler(claim), result)
-        self._facts(TaskAnswered(context=self._context, task_type=claim.type, seconds=seconds, traced=traced))
+        self.facts(TaskAnswered(context=self.context, task_type=claim.type, seconds=seconds, traced=traced))
         reach("after_task_answer")
-        shown = result.in_full() if self._error_text else result
+        shown = result.in_full() if self.error_text else result
         return decide(shown, claim.attempts, self._handler(claim).policy, random.random())  # noqa: S311
 
     async def mark(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """Mark tasks as completed."""
-        return await self._tasks.complete_all(claims)
+        return await self.tasks.complete_all(claims)
 
     async def finish(self, claims: Sequence[ClaimedTask]) -> None:
         """Report completed tasks, and wake the next of their keys."""
         for claim in claims:
-            self._facts(TaskCompleted(**self._about(claim)))
+            self.facts(TaskCompleted(**self._about(claim)))
         for claim in claims:
             await self._next(claim)
 
@@ -186,13 +177,13 @@ class TaskRows:
         """Record a failure."""
         try:
             if isinstance(verdict, DeadLetter):
-                if await self._tasks.fail(claim, verdict.reason):
-                    self._facts(TaskFailed(**self._about(claim), error=verdict.reason))
+                if await self.tasks.fail(claim, verdict.reason):
+                    self.facts(TaskFailed(**self._about(claim), error=verdict.reason))
                 return None
-            if not await self._tasks.record_error(claim, verdict):
+            if not await self.tasks.record_error(claim, verdict):
                 return None
             seconds = verdict.delay.total_seconds()
-            self._facts(TaskRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
+            self.facts(TaskRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
             return verdict.delay
         finally:
             await self._next(claim)
@@ -201,13 +192,13 @@ class TaskRows:
         """Deliver the next task of the key. If this fails, that task tries again by itself."""
         if claim.concurrency_key is not None:
             with contextlib.suppress(Outage):
-                await self._wake(await self._tasks.next_of_key(claim.concurrency_key))
+                await self.wake(await self.tasks.next_of_key(claim.concurrency_key))
 
     # --- in a worker thread ---
 
     def terms(self, key: TaskKey) -> Terms | None:
         """Plain functions without limits run in threads. See `ThreadRows` for this and what follows."""
-        handler = self._registry.find(key.type)
+        handler = self.registry.find(key.type)
         if handler is None or not in_thread(handler):
             return None
         return Terms(
@@ -230,7 +221,7 @@ class TaskRows:
     def unclaim_command(self, claims: Sequence[ClaimedTask]) -> Command:
         return give_back_command(claims)
 
-    def claimed(self, _command: Command, row: dict[str, Any], since: float) -> ClaimedTask:
+    def read_claim(self, _command: Command, row: dict[str, Any], since: float) -> ClaimedTask:
         return ClaimedTask(**row, since=since)
 
     def key(self, claim: ClaimedTask) -> TaskKey:
@@ -239,13 +230,13 @@ class TaskRows:
     # --- both ---
 
     def _handler(self, claim: ClaimedTask) -> TaskHandler:
-        handler = self._registry.find(claim.type)
+        handler = self.registry.find(claim.type)
         assert handler is not None  # looked up before the claim
         return handler
 
     def _about(self, claim: ClaimedTask) -> dict[str, Any]:
         return {
-            "context": self._context,
+            "context": self.context,
             "task_id": claim.id,
             "task_type": claim.type,
             "correlation_id": claim.correlation_id,

@@ -18,7 +18,7 @@ from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
-from relay.execution.runners import RunOnLoop
+from relay.execution.runners import RunRow
 from tasks.deliver import DeliverTasks
 from tasks.task_rows import TaskKey
 
@@ -26,7 +26,7 @@ from tasks.task_rows import TaskKey
 _SWEEP_INTERVAL_S: Final = 1.0
 
 #: What runs a context's tasks on the event loop.
-Tasks: TypeAlias = RunOnLoop[TaskKey, ClaimedTask, PreparedCall]
+Tasks: TypeAlias = RunRow[TaskKey, ClaimedTask, PreparedCall]
 
 _log = logging.getLogger("relay.tasks")
 

@@ -1,4 +1,4 @@
-"""One run of a cron job on a worker: claim it, dispatch its command, record its end."""
+"""Runs of cron jobs on a worker: the steps of `relay.execution.rows`, and their settlement."""
 
 from __future__ import annotations
 
@@ -7,162 +7,181 @@ import os
 import random
 import socket
 import time
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from relay.bus import Failed, RequestContext, Result
-from relay.bus.context import begun
+from relay.bus.context import Span, begun
 from relay.concurrency import Slots
 from relay.cron import Cron, CronRegistry
-from relay.domain.disclosure import full, printable, with_stack, words
-from relay.domain.errors import LeaseOver, Outage
+from relay.domain.disclosure import printable, with_stack, words
+from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
-from relay.domain.model import Verdict
-from relay.domain.retry import Backoff
-from relay.domain.schedule import CLAIM, ClaimedRun, RunState, UnknownJob, WaitingRun
-from relay.execution.lease import renewing
+from relay.domain.model import HandlerResult, Verdict
+from relay.domain.policies import Ack, DeadLetter, Disposition, Retry, decide, unanswered
+from relay.domain.retry import Backoff, RetryPolicy
+from relay.domain.schedule import ClaimedRun, RunState, UnknownJob, WaitingRun
+from relay.execution.rows import Decided
+from relay.execution.runners import RunOnLoop
 from relay.ports import Runs
 
-#: How long the worker tries to record the end of a run, in seconds.
-_SETTLE_TIMEOUT_S: Final = 60.0
-_SETTLE_INTERVAL_S: Final = 1.0
 #: How many plain commands of a job may run in threads at once, including those beyond their time limit.
 _MAX_THREADS: Final = 4
 
 
-class RunCron:
-    """Runs the cron jobs of a context. A run is repeated only if its worker died or its attempt failed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronTimes:
+    """How long a worker tries to record the end of a run during an outage, and its pause between two tries."""
+
+    patience: timedelta = timedelta(seconds=60)
+    pause: timedelta = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class CronClaim:
+    """A claimed run, its job, and the context and span of the attempt. A run without an attempt left has no span.
+
+    ``since``: `time.monotonic` before the claim was requested.
+    """
+
+    job: Cron
+    run: ClaimedRun
+    since: float
+    context: RequestContext
+    span: Span | None
+
+
+RunCron: TypeAlias = RunOnLoop[WaitingRun, CronClaim, CronClaim, HandlerResult, Disposition, None]
+
+
+@dataclass(frozen=True, slots=True)
+class CronRows:
+    """The runs of a context's cron jobs: the steps of `relay.execution.rows`, and their settlement.
 
     ``error_text``: whether to keep the messages of exceptions, which may hold business data.
     """
 
-    def __init__(
-        self,
-        context: str,
-        jobs: CronRegistry,
-        runs: Runs,
-        facts: FactSink,
-        backoff: Backoff = Backoff(),
-        *,
-        error_text: bool = False,
-    ) -> None:
-        self._context, self._error_text = context, error_text
-        self._jobs, self._runs, self._facts, self._backoff = jobs, runs, facts, backoff
-        self._who = f"{socket.gethostname()}:{os.getpid()}"
-        self._slots: dict[str, Slots] = {}
+    context: str
+    jobs: CronRegistry
+    runs: Runs
+    facts: FactSink
+    backoff: Backoff = Backoff()
+    times: CronTimes = CronTimes()
+    error_text: bool = False
+    _slots: dict[str, Slots] = field(default_factory=dict)
 
-    async def run(self, wanted: WaitingRun) -> None:
-        """Make one attempt, if the run is still due. Raises DatabaseUnreachable, and UnknownJob for other jobs.
+    after_claim = "after_cron_claim"
 
-        If the claim cannot be kept, an asynchronous command is cancelled, and LeaseOver is raised.
-        """
-        job = self._jobs.find(wanted.job)
+    @property
+    def lease(self) -> timedelta:
+        return self.runs.lease
+
+    async def claim(self, waiting: WaitingRun) -> CronClaim | None:
+        """Claim a run, if it is still due. Raises DatabaseUnreachable, and UnknownJob if no module declares it."""
+        job = self.jobs.find(waiting.job)
         if job is None:
             raise UnknownJob(
-                f"no module that this worker loads declares the cron job {wanted.job!r}",
+                f"no module that this worker loads declares the cron job {waiting.job!r}",
                 hint="name its module in actor_modules",
             )
         since = time.monotonic()
-        run = await self._runs.claim(wanted, uuid4(), self._who)
+        run = await self.runs.claim(waiting, uuid4(), f"{socket.gethostname()}:{os.getpid()}")
         if run is None:
-            return
-        if run.attempt > job.max_attempts:
-            await self._failed(run, "its worker died in every attempt")
-            return
-        await self._spanned(job, run, since)
-
-    async def _spanned(self, job: Cron, run: ClaimedRun, since: float) -> None:
-        """Make the attempt at the start of its own chain, in a span of its own, and record its end."""
-        span = begun(self._context, run.job, run.correlation_id, run.attempt)
+            return None
+        left = run.attempt <= job.max_attempts
+        span = begun(self.context, run.job, run.correlation_id, run.attempt) if left else None
         traceparent = None if span is None else span.traceparent
-        with RequestContext(correlation_id=run.correlation_id, traceparent=traceparent).use():
-            outcome: Result[object] | str = ""
-            try:
-                outcome = await self._attempt(job, run, since)
-            finally:
-                if span is not None:
-                    span.end(_verdict(outcome).value)
-            await self._over(job, run, outcome)
+        context = RequestContext(correlation_id=run.correlation_id, traceparent=traceparent)
+        return CronClaim(job, run, since, context, span)
 
-    async def _attempt(self, job: Cron, run: ClaimedRun, since: float) -> Result[object] | str:
-        """Dispatch the command; return its result, or why there is none."""
+    async def renew(self, claim: CronClaim) -> bool:
+        return await self.runs.renew(claim.run)
+
+    def request(self, claim: CronClaim) -> CronClaim | Decided[Disposition]:
+        if claim.run.attempt > claim.job.max_attempts:
+            return Decided(unanswered(claim.job.max_attempts))
+        return claim
+
+    async def ask(self, claim: CronClaim) -> HandlerResult:
+        """Dispatch the command at the start of its own chain, in a span of its own."""
+        verdict = Verdict.TRANSIENT
         try:
-            async with (
-                renewing(CLAIM, since, lambda: self._runs.renew(run)),
-                asyncio.timeout(job.time_limit.total_seconds()) as limit,
-            ):
-                return await self._dispatch(job, run)
-        except LeaseOver:
-            raise
+            with claim.context.use():
+                result = await self._answer(claim)
+            verdict = result.verdict
+        finally:
+            if claim.span is not None:
+                claim.span.end(verdict.value)
+        return result
+
+    async def _answer(self, claim: CronClaim) -> HandlerResult:
+        limit = claim.job.time_limit
+        try:
+            async with asyncio.timeout(limit.total_seconds()) as clock:
+                outcome = await self._dispatch(claim)
         except Exception as error:
             # A fault of the infrastructure or the program. The command's writes are rolled back, so try again.
-            return f"longer than {job.time_limit}" if limit.expired() else self._why(error)
+            if clock.expired():
+                return HandlerResult.failed(f"longer than {limit}")
+            return HandlerResult.failed(with_stack(error), words(error))
+        if isinstance(outcome, Failed):
+            return HandlerResult(Verdict.POISON, printable(str(outcome.error)))
+        return HandlerResult(Verdict.PROCESSED)
 
-    async def _over(self, job: Cron, run: ClaimedRun, outcome: Result[object] | str) -> None:
-        if isinstance(outcome, str):
-            await self._broken(job, run, outcome)
-        elif isinstance(outcome, Failed):
-            await self._failed(run, printable(str(outcome.error)))
-        else:
-            await self._settle(run, RunState.FINISHED)
-            self._facts(ScheduledRunFinished(**self._of(run)))
+    async def _dispatch(self, claim: CronClaim) -> Result[object]:
+        """Dispatch the command on its bus."""
+        job, at = claim.job, claim.run.scheduled_for
+        if job.is_async:
+            return await job.bus.dispatch_async(await job.command(at))
+        errors: list[BaseException] = []
+        slots = self._slots.setdefault(job.name, Slots(_MAX_THREADS))
+        result = await slots.in_thread(lambda: job.bus.dispatch(job.command(at)), errors.append)
+        if result is None:
+            raise errors[0]
+        return result
 
-    async def _broken(self, job: Cron, run: ClaimedRun, error: str) -> None:
-        if run.attempt >= job.max_attempts:
-            await self._failed(run, error)
-            return
-        delay = self._backoff.delay(run.attempt, random.random())  # noqa: S311
-        await self._settle(run, RunState.WAITING, error, delay)
-        self._facts(ScheduledRunRetried(**self._of(run), error=error, delay_seconds=delay.total_seconds()))
+    def decide(self, result: HandlerResult, claim: CronClaim, _seconds: float) -> Disposition:
+        policy = RetryPolicy(max_attempts=claim.job.max_attempts, backoff=self.backoff)
+        shown = result.in_full() if self.error_text else result
+        verdict = decide(shown, claim.run.attempt, policy, random.random())  # noqa: S311
+        # The attempts stand beside the error of a run.
+        return replace(verdict, reason=shown.detail) if isinstance(verdict, DeadLetter) else verdict
 
-    async def _failed(self, run: ClaimedRun, error: str) -> None:
-        await self._settle(run, RunState.FAILED, error)
-        self._facts(ScheduledRunFailed(**self._of(run), error=error))
+    async def settle(self, claim: CronClaim, verdict: Disposition) -> None:
+        """Record the end of an attempt. A scheduler sends a run that is to be tried again."""
+        with claim.context.use():
+            run, about = claim.run, self._about(claim.run)
+            match verdict:
+                case Ack():
+                    await self._record(run, RunState.FINISHED)
+                    self.facts(ScheduledRunFinished(**about))
+                case Retry(delay, error):
+                    await self._record(run, RunState.WAITING, error, delay)
+                    self.facts(ScheduledRunRetried(**about, error=error, delay_seconds=delay.total_seconds()))
+                case DeadLetter(reason):
+                    await self._record(run, RunState.FAILED, reason)
+                    self.facts(ScheduledRunFailed(**about, error=reason))
 
-    def _why(self, error: Exception) -> str:
-        said = words(error) if self._error_text else ""
-        return full(with_stack(error), said) if said else with_stack(error)
-
-    def _of(self, run: ClaimedRun) -> dict[str, Any]:
+    def _about(self, run: ClaimedRun) -> dict[str, Any]:
         return {
-            "context": self._context,
+            "context": self.context,
             "job": run.job,
             "scheduled_for": run.scheduled_for,
             "correlation_id": run.correlation_id,
             "attempts": run.attempt,
         }
 
-    async def _settle(
+    async def _record(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
     ) -> None:
         """Record the end, and retry during an outage: a run without a recorded end would be repeated."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + _SETTLE_TIMEOUT_S
+        end = time.monotonic() + self.times.patience.total_seconds()
         while True:
             try:
-                await self._runs.settle(run, state, error, delay)
+                return await self.runs.settle(run, state, error, delay)
             except Outage:
-                if loop.time() >= end:
+                if time.monotonic() >= end:
                     raise
-                await asyncio.sleep(_SETTLE_INTERVAL_S)
-            else:
-                return
-
-    async def _dispatch(self, job: Cron, run: ClaimedRun) -> Result[object]:
-        """Dispatch the command on its bus."""
-        if job.is_async:
-            return await job.bus.dispatch_async(await job.command(run.scheduled_for))
-        errors: list[BaseException] = []
-        slots = self._slots.setdefault(job.name, Slots(_MAX_THREADS))
-        result = await slots.in_thread(lambda: job.bus.dispatch(job.command(run.scheduled_for)), errors.append)
-        if result is None:
-            raise errors[0]
-        return result
-
-
-def _verdict(outcome: Result[object] | str) -> Verdict:
-    """What a tracer calls the outcome of an attempt."""
-    if isinstance(outcome, str):
-        return Verdict.TRANSIENT
-    return Verdict.POISON if isinstance(outcome, Failed) else Verdict.PROCESSED
+                await asyncio.sleep(self.times.pause.total_seconds())

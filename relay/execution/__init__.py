@@ -1,6 +1,5 @@
-"""Running what a row asks for: claim it, call the function or the service, settle it, finish it.
+"""Running what a row asks for: claim it, call the function or the service, decide, settle.
 
-Rows are inbox messages and tasks. What they do in their own way is a `rows.Rows`. Three runners share everything
-else: `runners.RunOnLoop` for services and coroutines, `runners.RunInThread` for plain functions, `chunk` for many
-messages at a time.
+`runners` is this sequence. `rows` says what a kind of rows provides for it: messages, tasks, chunks of messages,
+cron runs. `lease` keeps a claim, `prefetch` claims ahead, `calls` and `batch` call Python functions.
 """

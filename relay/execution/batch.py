@@ -22,7 +22,7 @@ from relay.domain.model import HandlerResult
 from relay.execution.calls import SETTLED, Calls, PreparedCall, answer, answered, timed_out
 
 #: A transaction takes no further message after this time, in seconds: it holds locks, and a crash undoes it.
-_MAX_TRANSACTION_S: Final = 0.5
+MAX_TRANSACTION_S: Final = 0.5
 #: How often to check a commit that is under way, in seconds.
 _LOOK_INTERVAL_S: Final = 1.0
 
@@ -41,8 +41,15 @@ class BatchOutcome:
 class Batch:
     """One transaction over the first ``members``, as many as fit into it."""
 
-    def __init__(self, members: Sequence[PreparedCall], token: UUID, transactions: HandlerTransactions) -> None:
+    def __init__(
+        self,
+        members: Sequence[PreparedCall],
+        token: UUID,
+        transactions: HandlerTransactions,
+        max_seconds: float = MAX_TRANSACTION_S,
+    ) -> None:
         self._members = members
+        self._max_seconds = max_seconds
         self._token = token
         self._transactions = transactions
         self._outcome = BatchOutcome()
@@ -93,7 +100,7 @@ class Batch:
         with self._lock:
             if self._abandoned:
                 raise TransactionBroken("a function has outlived its time-out")
-            if self._outcome.begun and now - self._begin > _MAX_TRANSACTION_S:
+            if self._outcome.begun and now - self._begin > self._max_seconds:
                 return False
             self._outcome.begun += 1
             self._since = now
@@ -119,7 +126,7 @@ class Batch:
             raise TransactionBroken("the transaction of several messages is gone")
         if shared.conflict:
             # Take no further message: the winner of the deadlock may still wait for locks held here.
-            self._begin -= _MAX_TRANSACTION_S
+            self._begin -= self._max_seconds
             shared.conflict = False
 
     def _close(self) -> None:
@@ -173,20 +180,24 @@ class Batch:
                 self._transactions.end_session(self._pid)
 
 
-class Together:
-    """Runs the calls of a chunk in as few transactions as they fit into. ``seconds`` bounds each call."""
+@dataclass(frozen=True, slots=True)
+class BatchCalls:
+    """Runs the calls of a chunk in as few transactions as they fit into.
 
-    def __init__(self, transactions: HandlerTransactions, calls: Calls, seconds: float) -> None:
-        self._transactions = transactions
-        self._calls = calls
-        self._seconds = seconds
+    ``seconds`` bounds each call. A transaction takes no further call after ``max_transaction`` seconds.
+    """
+
+    transactions: HandlerTransactions
+    calls: Calls
+    seconds: float
+    max_transaction: float = MAX_TRANSACTION_S
 
     async def run(self, members: Sequence[PreparedCall], token: UUID) -> tuple[Answers, list[UUID]]:
         """Run calls, all coroutine functions or all plain ones. Returns answers, and the ids without an answer."""
         answers: Answers = {}
         alone: list[UUID] = []
         while members:
-            outcome = await self._run(Batch(members, token, self._transactions), members[0])
+            outcome = await self._run(Batch(members, token, self.transactions, self.max_transaction), members[0])
             answers |= outcome.answers
             alone += [member.id for member in outcome.alone]
             members = members[outcome.begun :]
@@ -194,9 +205,9 @@ class Together:
 
     async def _run(self, batch: Batch, first: PreparedCall) -> BatchOutcome:
         if not first.function.signature.is_async:
-            return await batch.watched(self._calls, self._seconds)
-        async with self._calls.slots:
-            return await batch.run_async(self._seconds)
+            return await batch.watched(self.calls, self.seconds)
+        async with self.calls.slots:
+            return await batch.run_async(self.seconds)
 
 
 def _step(shared: SharedTransaction, member: PreparedCall) -> HandlerResult:

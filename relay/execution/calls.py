@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from relay.adapters.postgres.lending import AsyncTransaction, Transaction
-from relay.adapters.postgres.transactions import Claimed, HandlerTransactions, Settlement
+from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction, Settlement
 from relay.bus import RequestContext
 from relay.concurrency import Slots, is_cancelled
 from relay.domain.disclosure import with_stack, words
@@ -71,13 +71,13 @@ class PreparedCall:
             own[Inject.ASYNC_SESSION] = transaction.session
         await self.function.call(self.argument, {**self.injected, **own})
 
-    def run_in_thread(self, claimed: Claimed | None = None) -> HandlerResult:
-        """Call a plain function. ``claimed``: its row and its transaction, if this thread has claimed it."""
+    def run_in_thread(self, own: RowTransaction | None = None) -> HandlerResult:
+        """Call a plain function. ``own``: the transaction of its row; by default a new one."""
         if not self.function.signature.in_transaction:
             self._call({})
             return _PROCESSED
-        claimed = claimed or self.transactions.claimed(self.settlement.limit)
-        with claimed.settle(self.settlement) as transaction:
+        own = own or self.transactions.for_row(self.settlement.limit)
+        with own.settle(self.settlement) as transaction:
             self.write(transaction)
         return SETTLED if transaction.settled else _PROCESSED
 

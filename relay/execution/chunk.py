@@ -7,8 +7,10 @@ worker can harm the other messages of a chunk only once.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol, TypeAlias
 from uuid import UUID
@@ -16,9 +18,8 @@ from uuid import UUID
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
-from relay.execution.lease import renewing
-from relay.execution.rows import Rows
-from relay.failpoints import reach
+from relay.execution.rows import Decided, Rows
+from relay.execution.runners import RunOnLoop
 from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
 
 #: How many messages of a chunk a service handles at the same time.
@@ -28,13 +29,8 @@ _MAX_CALLS: Final = 8
 Answered: TypeAlias = tuple[HandlerResult, float]
 #: Calls a handler for many messages; returns an answer for each.
 AskAll: TypeAlias = Callable[[Sequence[HandlerRequest]], Awaitable[Mapping[UUID, Answered]]]
-
-
-class ChunkRows(Rows[UUID, ClaimedMessage, HandlerRequest], Protocol):
-    """Rows that can be handled in chunks."""
-
-    async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> timedelta | None:
-        """Do what follows from a recorded failure. Returns after how long to try again."""
+#: The verdict on each message of a chunk.
+Verdicts: TypeAlias = Mapping[UUID, Disposition]
 
 
 def side_by_side(handler: EventHandler, calls: asyncio.Semaphore | None = None) -> AskAll:
@@ -54,71 +50,112 @@ def side_by_side(handler: EventHandler, calls: asyncio.Semaphore | None = None) 
     return ask_all
 
 
-class RunChunk:
-    """Handles the messages of a chunk. Two runs at once with the same ids are safe: only one gets the claims."""
+class ChunkableRows(Rows[UUID, ClaimedMessage, HandlerRequest], Protocol):
+    """Messages that can be handled in chunks."""
 
-    def __init__(self, rows: ChunkRows, claims: PostgresChunks, ask_all: AskAll) -> None:
-        self._rows = rows
-        self._claims = claims
-        self._ask_all = ask_all
+    async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> timedelta | None:
+        """Do what follows from a recorded failure; returns after how long to try again."""
 
-    async def run(self, ids: Sequence[UUID]) -> dict[UUID, timedelta]:
-        """Make one attempt at messages; returns those that must be handled alone, and after how long.
 
-        Raises DatabaseUnreachable, or LeaseOver, which is one. Rows that are not settled then keep their claim
-        until the lease is over.
-        """
-        claims, tried = await self._claims.claim(ids, self._rows.lease)
-        later = dict.fromkeys(tried, timedelta(0))
-        if claims:
-            reach(self._rows.after_claim)
-            later |= await self._handle(claims)
-        return later
+@dataclass(frozen=True, slots=True)
+class ClaimedChunk:
+    """The claims of a chunk, all under one token, and the ids of its messages that were ``tried`` before."""
 
-    async def _handle(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, timedelta]:
-        lease = self._rows.lease
-        async with renewing(lease, claims[0].since, lambda: self._claims.renew(claims, lease)):
-            verdicts = await self._ask(claims)
-        done: list[ClaimedMessage] = []
-        rest: list[ClaimedMessage] = []
-        for claim in claims:
-            (done if _is_settled(verdicts[claim.row.message_id]) else rest).append(claim)
-        await self._rows.finish(done)
-        return await self._settle(rest, verdicts)
+    claims: Sequence[ClaimedMessage]
+    tried: Sequence[UUID]
 
-    async def _ask(self, claims: Sequence[ClaimedMessage]) -> dict[UUID, Disposition]:
+    @property
+    def since(self) -> float:
+        """`time.monotonic` before the claims were requested."""
+        return self.claims[0].since if self.claims else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """The requests of a chunk, and the verdicts on its messages that need no call."""
+
+    requests: Sequence[HandlerRequest]
+    verdicts: Verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAnswer:
+    """The answers to the requests of a chunk, and the verdicts on its other messages."""
+
+    answers: Mapping[UUID, Answered]
+    verdicts: Verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The steps of `relay.execution.rows` for whole chunks, and their settlement."""
+
+    rows: ChunkableRows
+    claims: PostgresChunks
+    ask_all: AskAll
+
+    @property
+    def lease(self) -> timedelta:
+        return self.rows.lease
+
+    @property
+    def after_claim(self) -> str:
+        return self.rows.after_claim
+
+    async def claim(self, ids: Sequence[UUID]) -> ClaimedChunk:
+        return ClaimedChunk(*await self.claims.claim(ids, self.lease))
+
+    async def renew(self, chunk: ClaimedChunk) -> bool:
+        return await self.claims.renew(chunk.claims, self.lease)
+
+    def request(self, chunk: ClaimedChunk) -> ChunkRequest | Decided[Verdicts]:
+        requests: list[HandlerRequest] = []
         verdicts: dict[UUID, Disposition] = {}
-        requests: dict[UUID, HandlerRequest] = {}
-        for claim in claims:
-            request = self._rows.request(claim)
-            if isinstance(request, HandlerRequest):
-                requests[claim.row.message_id] = request
+        for claim in chunk.claims:
+            request = self.rows.request(claim)
+            if isinstance(request, Decided):
+                verdicts[claim.row.message_id] = request.verdict
             else:
-                verdicts[claim.row.message_id] = request
-        answers = await self._ask_all([*requests.values()]) if requests else {}
-        for claim in claims:
-            if (answer := answers.get(claim.row.message_id)) is not None:
-                verdicts[claim.row.message_id] = self._rows.decide(answer[0], claim, answer[1])
+                requests.append(request)
+        return ChunkRequest(requests, verdicts) if requests else Decided(verdicts)
+
+    async def ask(self, request: ChunkRequest) -> ChunkAnswer:
+        return ChunkAnswer(await self.ask_all(request.requests), request.verdicts)
+
+    def decide(self, answer: ChunkAnswer, chunk: ClaimedChunk, _seconds: float) -> Verdicts:
+        verdicts = {**answer.verdicts}
+        for claim in chunk.claims:
+            if (answered := answer.answers.get(claim.row.message_id)) is not None:
+                verdicts[claim.row.message_id] = self.rows.decide(answered[0], claim, answered[1])
         return verdicts
 
-    async def _settle(
-        self, claims: Sequence[ClaimedMessage], verdicts: Mapping[UUID, Disposition]
-    ) -> dict[UUID, timedelta]:
-        """Record the answers of messages that no handler has settled. Returns the messages to try again."""
-        if not claims:
-            return {}
+    async def settle(self, chunk: ClaimedChunk, verdicts: Verdicts) -> dict[UUID, timedelta]:
+        """Settle the messages; returns those that must be handled alone, and after how long."""
+        later = dict.fromkeys(chunk.tried, timedelta(0))
+        done: list[ClaimedMessage] = []
+        rest: list[ClaimedMessage] = []
+        for claim in chunk.claims:
+            verdict = verdicts[claim.row.message_id]
+            (done if isinstance(verdict, Ack) and verdict.settled else rest).append(claim)
+        await self.rows.finish(done)
+        return later | await self._record(rest, verdicts) if rest else later
+
+    async def _record(self, claims: Sequence[ClaimedMessage], verdicts: Verdicts) -> dict[UUID, timedelta]:
+        """Record the verdicts on messages that no handler has settled. Returns the messages to try again."""
         new = {claim.row.message_id: verdicts[claim.row.message_id] for claim in claims if not claim.row.rejected}
-        ours = await self._claims.settle(new, claims[0].token) if new else set()
+        ours = await self.claims.settle(new, claims[0].token) if new else set()
         ours |= {claim.row.message_id for claim in claims if claim.row.rejected}
         held = [claim for claim in claims if claim.row.message_id in ours]
-        await self._rows.finish([it for it in held if isinstance(verdicts[it.row.message_id], Ack)])
+        await self.rows.finish([it for it in held if isinstance(verdicts[it.row.message_id], Ack)])
         later: dict[UUID, timedelta] = {}
         for claim in held:
             verdict = verdicts[claim.row.message_id]
-            if not isinstance(verdict, Ack) and (delay := await self._rows.follow(claim, verdict)) is not None:
+            if not isinstance(verdict, Ack) and (delay := await self.rows.follow(claim, verdict)) is not None:
                 later[claim.row.message_id] = delay
         return later
 
 
-def _is_settled(verdict: Disposition) -> bool:
-    return isinstance(verdict, Ack) and verdict.settled
+#: What runs chunks. Its key is the ids of a chunk; it returns the messages that must be handled alone, and when.
+RunChunk: TypeAlias = RunOnLoop[
+    Sequence[UUID], ClaimedChunk, ChunkRequest, ChunkAnswer, Verdicts, dict[UUID, timedelta]
+]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from relay.domain.errors import DatabaseUnreachable
@@ -19,23 +20,33 @@ from relay.domain.errors import DatabaseUnreachable
 Id = TypeVar("Id", bound=Hashable)
 Claim = TypeVar("Claim")
 
-#: How many rows one statement claims at most, the one asked for included.
-_MAX_CLAIMED_ROWS: Final = 16
-#: Prefetched rows should begin within this time, in seconds.
-_HORIZON_S: Final = 0.25
-#: Claims that have not begun are given back after this time, in seconds. It is far less than a lease.
-_STALE_S: Final = 2.0
-
-
 #: Returns up to so many keys of rows that wait in this process, the next ones first.
 Waiting: TypeAlias = Callable[[int], Sequence[Id]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchLimits:
+    """How far a process claims ahead.
+
+    ``rows``: how many rows one statement claims at most, with the one that begins now. ``horizon``: within how
+    many seconds prefetched rows should begin. ``stale``: after how many seconds a claim that has not begun is
+    given back. It is far less than a lease.
+    """
+
+    rows: int = 16
+    horizon: float = 0.25
+    stale: float = 2.0
+
+
+USUAL_LIMITS: Final = PrefetchLimits()
 
 
 class Prefetch(Generic[Id, Claim]):
     """The rows of one kind that this process has claimed but not begun. Safe in any thread.
 
     ``claim`` claims a row, and also the other given rows that were never tried. It skips locked rows.
-    ``give_back`` undoes claims, and the attempts that they counted. Both raise DatabaseUnreachable.
+    ``give_back`` undoes claims, and the attempts that they counted. Both raise DatabaseUnreachable. ``clock``: the
+    time in seconds, as of `time.monotonic`.
     """
 
     def __init__(
@@ -44,28 +55,33 @@ class Prefetch(Generic[Id, Claim]):
         give_back: Callable[[Sequence[Claim]], None],
         waiting: Waiting[Id],
         loop: asyncio.AbstractEventLoop,
+        *,
+        limits: PrefetchLimits = USUAL_LIMITS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._claim_all = claim
+        self._claim_many = claim
         self._undo = give_back
         self._waiting = waiting
         self._loop = loop
         self._held: dict[Id, tuple[float, Claim]] = {}
-        self._most = _MAX_CLAIMED_ROWS
-        self._size, self._taken, self._at = 1, 1, 0.0
+        self._limits = limits
+        self._clock = clock
+        self._most = limits.rows
+        self._size, self._last, self._at = 1, 1, 0.0
         self._watched = False
         self._lock = threading.Lock()
 
-    def take(self, id: Id) -> Claim | None:
-        """The claim of a row. None if the caller must claim the row alone."""
+    def claim(self, id: Id) -> Claim | None:
+        """Return the claim of a row. None if the caller must claim the row alone."""
         held = self._held.pop(id, None)
         if held is None:
             with self._lock:
                 # Another thread may have claimed the row since the first look. Its claim is held by now.
                 held = self._held.pop(id, None)
                 if held is None:
-                    return self._claim(id)
+                    return self._claim_with_others(id)
         at, claim = held
-        if time.monotonic() - at < _STALE_S:
+        if self._clock() - at < self._limits.stale:
             return claim
         self._give_back([claim])
         return None
@@ -75,13 +91,13 @@ class Prefetch(Generic[Id, Claim]):
         self._most = 0
         self._give_back_older(0.0)
 
-    def _claim(self, id: Id) -> Claim | None:
+    def _claim_with_others(self, id: Id) -> Claim | None:
         others = self._waiting(self._capacity()) if self._most else ()
-        self._taken = 1 + len(others)
+        self._last = 1 + len(others)
         if not others:
             return None
-        claims = dict(self._claim_all(id, others))
-        ours, now = claims.pop(id, None), time.monotonic()
+        claims = dict(self._claim_many(id, others))
+        ours, now = claims.pop(id, None), self._clock()
         self._held.update((other, (now, claim)) for other, claim in claims.items())
         if self._held and not self._watched:
             self._watched = True
@@ -90,28 +106,28 @@ class Prefetch(Generic[Id, Claim]):
 
     def _capacity(self) -> int:
         """How many rows to prefetch: twice the last number, limited to what will begin within the horizon."""
-        now = time.monotonic()
-        pace, self._at = (now - self._at) / self._taken, now
-        self._size = max(1, min(2 * self._size, self._most, int(_HORIZON_S / max(pace, 1e-6))))
+        now = self._clock()
+        pace, self._at = (now - self._at) / self._last, now
+        self._size = max(1, min(2 * self._size, self._most, int(self._limits.horizon / max(pace, 1e-6))))
         return self._size - 1
 
     def _watch(self) -> None:
-        self._loop.call_later(_STALE_S / 2, self._look)
+        self._loop.call_later(self._limits.stale / 2, self._look)
 
     def _look(self) -> None:
         """Give back claims that have not begun: every thread is busy with long work."""
         self._watched = bool(self._held)
         if self._watched:
-            self._loop.run_in_executor(None, self._give_back_older, _STALE_S)
+            self._loop.run_in_executor(None, self._give_back_older, self._limits.stale)
             self._watch()
 
     def _give_back_older(self, seconds: float) -> None:
         with self._lock:
             # Under the lock: a thread that wants one of these rows waits until it is given back.
-            since = time.monotonic() - seconds
+            since = self._clock() - seconds
             old = [id for id, (at, _) in list(self._held.items()) if at <= since]
-            taken = [self._held.pop(id, None) for id in old]
-            self._give_back([held[1] for held in taken if held is not None])
+            claims = [held[1] for id in old if (held := self._held.pop(id, None)) is not None]
+            self._give_back(claims)
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
         """Give claims back. A claim that cannot be given back holds until its lease is over."""

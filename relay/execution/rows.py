@@ -1,11 +1,14 @@
-"""What the runners need from a kind of rows: messages, or tasks."""
+"""The steps of an attempt at a row, as its kind provides them: messages, tasks, chunks of messages, cron runs.
+
+`relay.execution.runners` takes the steps in their order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from relay.adapters.postgres.pipeline import Command
 from relay.domain.model import HandlerResult
@@ -14,7 +17,7 @@ from relay.execution.calls import PreparedCall
 
 
 class HeldClaim(Protocol):
-    """A row held under a claim. ``since``: `time.monotonic` before the claim was asked for."""
+    """A row, or several rows, held under a claim. ``since``: `time.monotonic` before the claim was requested."""
 
     @property
     def since(self) -> float: ...
@@ -24,12 +27,32 @@ KeyT = TypeVar("KeyT")
 KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
 ClaimT = TypeVar("ClaimT", bound=HeldClaim)
 RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+VerdictT = TypeVar("VerdictT")
+VerdictT_co = TypeVar("VerdictT_co", covariant=True)
+LaterT = TypeVar("LaterT")
+LaterT_co = TypeVar("LaterT_co", covariant=True)
 
 
-class Rows(Protocol[KeyT_contra, ClaimT, RequestT]):
-    """Rows of one kind. A key names a row; a request is what a handler gets. Methods raise DatabaseUnreachable.
+@dataclass(frozen=True, slots=True)
+class Unclaimed(Generic[LaterT_co]):
+    """A row that may not start now. ``later``: when to try it again."""
 
-    ``lease``: how long a claim holds if nobody renews it. ``after_claim``: the failpoint behind a claim.
+    later: LaterT_co
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(Generic[VerdictT_co]):
+    """A row that needs no call, because its verdict is known."""
+
+    verdict: VerdictT_co
+
+
+class Steps(Protocol[KeyT_contra, ClaimT, RequestT, AnswerT, VerdictT_co, LaterT_co]):
+    """The steps of an attempt before its settlement. A key names a row; a request is what a handler gets.
+
+    ``lease``: how long a claim holds if nobody renews it. ``after_claim``: the failpoint behind a claim. The
+    coroutines raise DatabaseUnreachable.
     """
 
     @property
@@ -37,23 +60,30 @@ class Rows(Protocol[KeyT_contra, ClaimT, RequestT]):
     @property
     def after_claim(self) -> str: ...
 
-    async def claim(self, key: KeyT_contra, /) -> ClaimT | timedelta | None:
-        """Claim a row. None when there is nothing to do; a time when the row is to be tried again after it."""
+    async def claim(self, key: KeyT_contra, /) -> ClaimT | Unclaimed[LaterT_co] | None:
+        """Claim a row. None if there is nothing to do."""
 
     async def renew(self, claim: ClaimT, /) -> bool:
-        """Extend a claim by the lease. False when it was lost."""
+        """Extend a claim by the lease. False if it was lost."""
 
-    def request(self, claim: ClaimT, /) -> RequestT | Disposition:
-        """What to ask the handler, or the verdict on a row that needs no call."""
+    def request(self, claim: ClaimT, /) -> RequestT | Decided[VerdictT_co]:
+        """What to ask the handler."""
 
-    async def ask(self, request: RequestT, /) -> HandlerResult:
+    async def ask(self, request: RequestT, /) -> AnswerT:
         """Call the handler, on the event loop and within its time limit."""
 
-    def decide(self, result: HandlerResult, claim: ClaimT, seconds: float, /) -> Disposition:
+    def decide(self, answer: AnswerT, claim: ClaimT, seconds: float, /) -> VerdictT_co:
         """Report an answer that took ``seconds``, and decide what follows from it."""
 
+
+class Rows(
+    Steps[KeyT_contra, ClaimT, RequestT, HandlerResult, Disposition, timedelta],
+    Protocol[KeyT_contra, ClaimT, RequestT],
+):
+    """Rows that are claimed and decided one by one, and of which many may be marked as done together."""
+
     async def mark(self, claims: Sequence[ClaimT], /) -> Sequence[ClaimT]:
-        """Mark rows as done; returns those whose claim was still ours."""
+        """Mark rows as done; returns those whose claim was not lost."""
 
     async def finish(self, claims: Sequence[ClaimT], /) -> None:
         """Do what follows for rows that are done and committed."""
@@ -81,10 +111,10 @@ class ThreadRows(Rows[KeyT, ClaimT, RequestT], Protocol[KeyT, ClaimT, RequestT])
     """Rows whose plain functions run in worker threads, which send the statements themselves."""
 
     def terms(self, key: KeyT, /) -> Terms | None:
-        """How the row's function runs in a thread. None when it does not."""
+        """How the row's function runs in a thread. None if it does not."""
 
     def call(self, request: RequestT, /) -> PreparedCall | HandlerResult:
-        """The call of a function, or an answer when no call is needed."""
+        """The call of a function, or an answer if no call is needed."""
 
     def claim_command(self, key: KeyT, /) -> Command:
         """The statement that claims one row."""
@@ -95,8 +125,8 @@ class ThreadRows(Rows[KeyT, ClaimT, RequestT], Protocol[KeyT, ClaimT, RequestT])
     def unclaim_command(self, claims: Sequence[ClaimT], /) -> Command:
         """The statement that undoes claims, and the attempts that they counted."""
 
-    def claimed(self, command: Command, row: dict[str, Any], since: float, /) -> ClaimT:
-        """The claim of a row that one of these statements returned."""
+    def read_claim(self, command: Command, row: dict[str, Any], since: float, /) -> ClaimT:
+        """The claim that one of these statements has returned as a row."""
 
     def key(self, claim: ClaimT, /) -> KeyT:
         """The key of a claimed row."""

@@ -1,11 +1,13 @@
-"""One row, from its claim to its settlement: its handler is called on the event loop, or in a thread.
+"""An attempt at a row: claim it, renew the claim, call its handler, decide, settle.
 
-`RunOnLoop` calls services and coroutines. `RunInThread` calls plain functions in the thread that took the row. A
-thread claims a row together with other rows that wait in this process (`relay.execution.prefetch`). If none waits,
-it claims the row alone. The function's transaction begins with its first statement, and the settlement ends it in
-one round trip. The thread reports rows that are done to the event loop, which takes many at a time. Apart from
-that, the thread uses the loop only if something fails. A function that runs past its time limit keeps its thread.
-The row is tried again all the same, and ``replace_thread`` starts another thread.
+`RunOnLoop` is this sequence, for every kind of rows (`relay.execution.rows`). It calls services and coroutines on
+the event loop. `Completions` settles rows that are done, many at a time.
+
+`RunInThread` is the same sequence for plain functions, in the thread that took the job. A thread claims a row
+together with other rows that wait in this process (`relay.execution.prefetch`). If none waits, it claims the row
+alone. The function's transaction begins with its first statement, and the settlement ends it in one round trip.
+The thread uses the loop only to report rows that are done, and if something fails. A function that runs past its
+time limit keeps its thread. The row is tried again all the same, and ``replace_thread`` starts another thread.
 """
 
 from __future__ import annotations
@@ -16,18 +18,32 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, TypeAlias
 
-from relay.adapters.postgres.transactions import Claimed, HandlerTransactions
+from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction
 from relay.concurrency import Batcher, LoopThread
 from relay.domain.errors import Outage
 from relay.domain.model import HandlerResult
-from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
+from relay.domain.policies import Ack, Disposition
 from relay.execution.calls import PreparedCall, answer, timed_out
 from relay.execution.lease import Attended, TimeUp, Watchdog, renewing
-from relay.execution.prefetch import Prefetch, Waiting
-from relay.execution.rows import ClaimT, KeyT, RequestT, Rows, Terms, ThreadRows
+from relay.execution.prefetch import USUAL_LIMITS, Prefetch, PrefetchLimits, Waiting
+from relay.execution.rows import (
+    AnswerT,
+    ClaimT,
+    Decided,
+    KeyT,
+    LaterT,
+    RequestT,
+    Rows,
+    Steps,
+    Terms,
+    ThreadRows,
+    Unclaimed,
+    VerdictT,
+)
 from relay.failpoints import reach
 
 _log = logging.getLogger("relay")
@@ -36,12 +52,55 @@ _log = logging.getLogger("relay")
 GATHER_S: Final = 0.005
 
 
-class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
-    """Runs rows. Two runs at once for the same row are safe: only one gets the claim.
+class RunOnLoop(Generic[KeyT, ClaimT, RequestT, AnswerT, VerdictT, LaterT]):
+    """Runs rows of one kind. Two runs at once for the same row are safe: only one gets the claim.
 
-    ``pause``: how long, in seconds, a row that is done waits for others. If the next row of its key waits for it,
-    it does not wait. The loop and the threads hand rows that are done to ``finished``, and say for each whether
-    its transaction has marked it.
+    ``settle`` records a verdict and does what follows; it returns when to try again, or None.
+    """
+
+    def __init__(
+        self,
+        steps: Steps[KeyT, ClaimT, RequestT, AnswerT, VerdictT, LaterT],
+        settle: Callable[[ClaimT, VerdictT], Awaitable[LaterT | None]],
+    ) -> None:
+        self._steps = steps
+        self._settle = settle
+
+    async def run(self, key: KeyT) -> LaterT | None:
+        """Make one attempt; returns when to try again, or None if nothing is left to do.
+
+        Raises DatabaseUnreachable. If the claim could not be renewed and the call was cancelled, it raises the
+        subclass LeaseOver. The row then keeps its claim until the lease is over.
+        """
+        claim = await self._steps.claim(key)
+        if claim is None:
+            return None
+        if isinstance(claim, Unclaimed):
+            return claim.later
+        reach(self._steps.after_claim)
+        return await self.handle(claim)
+
+    async def handle(self, claim: ClaimT) -> LaterT | None:
+        """Do the rest of `run` for a claimed row."""
+        steps = self._steps
+        request = steps.request(claim)
+        if isinstance(request, Decided):
+            return await self._settle(claim, request.verdict)
+        begun = time.perf_counter()
+        async with renewing(steps.lease, claim.since, lambda: steps.renew(claim)):
+            answer = await steps.ask(request)
+        return await self._settle(claim, steps.decide(answer, claim, time.perf_counter() - begun))
+
+
+#: What runs single rows on the event loop.
+RunRow: TypeAlias = RunOnLoop[KeyT, ClaimT, RequestT, HandlerResult, Disposition, timedelta]
+
+
+class Completions(Generic[KeyT, ClaimT, RequestT]):
+    """Settles single rows: a failure at once, rows that are done a moment later and many at a time.
+
+    ``done`` takes rows that are done, from any thread. ``pause``: how long such a row waits for others, in
+    seconds. Use 0 if a row of its key waits for it.
     """
 
     def __init__(
@@ -52,56 +111,32 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
         pause: float = GATHER_S,
     ) -> None:
         self._rows = rows
-        self._settling: set[asyncio.Task[None]] = set()
-        self.finished: Batcher[tuple[ClaimT, bool], None] = Batcher(self._finish, loop, pause=pause)
+        self._marking: set[asyncio.Task[None]] = set()
+        self.done: Batcher[tuple[ClaimT, Ack], None] = Batcher(self._begin, loop, pause=pause)
 
-    async def run(self, key: KeyT) -> timedelta | None:
-        """Make one attempt; returns after how long to try again, or None when nothing is left to do.
-
-        Raises DatabaseUnreachable. If the claim could not be renewed and the call was cancelled, it raises the
-        subclass LeaseOver. The row then keeps its claim until the lease is over.
-        """
-        claim = await self._rows.claim(key)
-        if claim is None or isinstance(claim, timedelta):
-            return claim
-        reach(self._rows.after_claim)
-        return await self.handle(claim)
-
-    async def handle(self, claim: ClaimT) -> timedelta | None:
-        """Do the rest of `run` for a claimed row."""
-        request = self._rows.request(claim)
-        verdict = request if isinstance(request, Ack | DeadLetter | Retry) else await self._ask(claim, request)
-        return await self.conclude(claim, verdict)
-
-    async def conclude(self, claim: ClaimT, verdict: Disposition) -> timedelta | None:
-        """Record a verdict and do what follows from it. Rows that are done are recorded a moment later."""
+    async def settle(self, claim: ClaimT, verdict: Disposition) -> timedelta | None:
+        """Record a verdict and do what follows; returns after how long to try again."""
         if isinstance(verdict, Ack):
-            self.finished.tell((claim, verdict.settled))
+            self.done.tell((claim, verdict))
             return None
         return await self._rows.conclude(claim, verdict)
 
-    async def _ask(self, claim: ClaimT, request: RequestT) -> Disposition:
-        begun = time.perf_counter()
-        async with renewing(self._rows.lease, claim.since, lambda: self._rows.renew(claim)):
-            result = await self._rows.ask(request)
-        return self._rows.decide(result, claim, time.perf_counter() - begun)
-
     async def drain(self) -> None:
-        """Wait until the loop has handled all rows that are done. No thread may report any more."""
-        await self.finished.drain()
-        while self._settling:
-            await asyncio.gather(*self._settling)
+        """Wait until all rows that are done are settled. No thread may add any more."""
+        await self.done.drain()
+        while self._marking:
+            await asyncio.gather(*self._marking)
 
-    async def _finish(self, done: Sequence[tuple[ClaimT, bool]]) -> Sequence[None]:
+    async def _begin(self, done: Sequence[tuple[ClaimT, Ack]]) -> Sequence[None]:
         # In a task of its own: if another process has locked a row, only this task waits, and no other row.
-        task = asyncio.get_running_loop().create_task(self._settle(done))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        task = asyncio.get_running_loop().create_task(self._finish(done))
+        self._marking.add(task)
+        task.add_done_callback(self._marking.discard)
         return [None] * len(done)
 
-    async def _settle(self, done: Sequence[tuple[ClaimT, bool]]) -> None:
-        claims = [claim for claim, marked in done if marked]
-        claims += await self._mark([claim for claim, marked in done if not marked])
+    async def _finish(self, done: Sequence[tuple[ClaimT, Ack]]) -> None:
+        claims = [claim for claim, verdict in done if verdict.settled]
+        claims += await self._mark([claim for claim, verdict in done if not verdict.settled])
         if claims:
             with suppress(Outage):
                 await self._rows.finish(claims)
@@ -122,107 +157,104 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT]):
             return [claim for one in claims for claim in await self._mark([one])]
 
 
+@dataclass(kw_only=True)
 class RunInThread(Generic[KeyT, ClaimT, RequestT]):
     """Runs rows in worker threads. Two runs at once for the same row are safe: only one gets the claim.
 
-    ``one`` does the work that belongs on the event loop. ``later`` enqueues a row after a delay. ``waiting``: the
-    rows that wait in this process.
+    ``on_loop`` runs rows whose handlers are coroutines. ``completions`` settles all rows. ``later`` enqueues a row
+    after a delay. ``waiting``: the rows that wait in this process.
     """
 
-    def __init__(
-        self,
-        one: RunOnLoop[KeyT, ClaimT, RequestT],
-        rows: ThreadRows[KeyT, ClaimT, RequestT],
-        transactions: HandlerTransactions,
-        loop: LoopThread,
-        replace_thread: Callable[[threading.Thread], Any],
-        later: Callable[[KeyT, timedelta], Awaitable[None]],
-        waiting: Waiting[KeyT],
-    ) -> None:
-        self._one = one
-        self._rows = rows
-        self._transactions = transactions
-        self._loop = loop
-        self._later = later
-        self._watchdog = Watchdog(loop, replace_thread)
-        self.prefetch: Prefetch[KeyT, ClaimT] = Prefetch(self._claim_all, self._give_back, waiting, loop.loop)
+    rows: ThreadRows[KeyT, ClaimT, RequestT]
+    on_loop: RunRow[KeyT, ClaimT, RequestT]
+    completions: Completions[KeyT, ClaimT, RequestT]
+    transactions: HandlerTransactions
+    loop: LoopThread
+    replace_thread: Callable[[threading.Thread], Any]
+    later: Callable[[KeyT, timedelta], Awaitable[None]]
+    waiting: Waiting[KeyT]
+    limits: PrefetchLimits = USUAL_LIMITS
+    prefetch: Prefetch[KeyT, ClaimT] = field(init=False)
+    _watchdog: Watchdog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watchdog = Watchdog(self.loop, self.replace_thread)
+        self.prefetch = Prefetch(self._claim_many, self._unclaim, self.waiting, self.loop.loop, limits=self.limits)
 
     def run(self, key: KeyT) -> timedelta | None:
         """Make one attempt, as `RunOnLoop.run` does, but never cancel a function that has begun."""
-        terms = self._rows.terms(key)
+        terms = self.rows.terms(key)
         if terms is None:
-            return self._loop.run_coroutine(self._one.run(key))
-        found = self._claim(key, terms)
-        if found is None:
+            return self.loop.run_coroutine(self.on_loop.run(key))
+        held = self._claim(key, terms)
+        if held is None:
             return None
-        claim, taken = found
+        claim, transaction = held
         try:
-            reach(self._rows.after_claim)
-            return self._handle(claim, taken, terms)
+            reach(self.rows.after_claim)
+            return self._handle(claim, transaction, terms)
         finally:
-            taken.release()
+            transaction.release()
 
-    def _claim(self, key: KeyT, terms: Terms) -> tuple[ClaimT, Claimed] | None:
-        """Take a claim that was prefetched; else claim the row alone."""
-        if terms.prefetch and (claim := self.prefetch.take(key)) is not None:
-            return claim, self._transactions.claimed(terms.limit)
-        command, since = self._rows.claim_command(key), time.monotonic()
-        found = self._transactions.claim(command, keep=terms.writes, limit=terms.limit)
-        return None if found is None else (self._rows.claimed(command, found[0], since), found[1])
+    def _claim(self, key: KeyT, terms: Terms) -> tuple[ClaimT, RowTransaction] | None:
+        """Claim the row alone, unless it was prefetched."""
+        if terms.prefetch and (claim := self.prefetch.claim(key)) is not None:
+            return claim, self.transactions.for_row(terms.limit)
+        command, since = self.rows.claim_command(key), time.monotonic()
+        held = self.transactions.claim(command, keep=terms.writes, limit=terms.limit)
+        return None if held is None else (self.rows.read_claim(command, held[0], since), held[1])
 
-    def _handle(self, claim: ClaimT, taken: Claimed, terms: Terms) -> timedelta | None:
-        request = self._rows.request(claim)
-        if isinstance(request, Ack | DeadLetter | Retry):
-            return self._conclude(claim, request, taken)
-        call, begun = self._rows.call(request), time.perf_counter()
+    def _handle(self, claim: ClaimT, transaction: RowTransaction, terms: Terms) -> timedelta | None:
+        request = self.rows.request(claim)
+        if isinstance(request, Decided):
+            return self._settle(claim, request.verdict, transaction)
+        call, begun = self.rows.call(request), time.perf_counter()
         if isinstance(call, PreparedCall) and call.function.signature.is_async:
-            taken.release()
-            return self._loop.run_coroutine(self._one.handle(claim))
+            transaction.release()
+            return self.loop.run_coroutine(self.on_loop.handle(claim))
         try:
-            result = call if isinstance(call, HandlerResult) else self._call(call, claim, taken, terms)
+            result = call if isinstance(call, HandlerResult) else self._call(call, claim, transaction, terms)
         except TimeUp:
             # The loop has settled the row.
             return None
-        return self._conclude(claim, self._rows.decide(result, claim, time.perf_counter() - begun), taken)
+        return self._settle(claim, self.rows.decide(result, claim, time.perf_counter() - begun), transaction)
 
-    def _call(self, call: PreparedCall, claim: ClaimT, taken: Claimed, terms: Terms) -> HandlerResult:
+    def _call(self, call: PreparedCall, claim: ClaimT, transaction: RowTransaction, terms: Terms) -> HandlerResult:
         def answered() -> HandlerResult:
             try:
                 with call.context.use():
-                    return call.run_in_thread(taken)
+                    return call.run_in_thread(transaction)
             except BaseException as error:
                 return answer(error)
 
         if not call.function.signature.in_transaction:
-            taken.release()
+            transaction.release()
         attended = Attended(
-            self._rows.lease,
+            self.rows.lease,
             claim.since,
             terms.seconds,
-            renew=lambda: self._rows.renew(claim),
+            renew=lambda: self.rows.renew(claim),
             give_up=lambda: self._give_up(claim, terms.seconds),
         )
         return self._watchdog.call(answered, attended)
 
     async def _give_up(self, claim: ClaimT, seconds: float) -> None:
         """Settle a row whose function takes too long, and enqueue its retry (else the sweep does)."""
-        verdict = self._rows.decide(timed_out(seconds), claim, seconds)
-        delay = await self._one.conclude(claim, verdict)
+        delay = await self.completions.settle(claim, self.rows.decide(timed_out(seconds), claim, seconds))
         if delay is not None:
-            await self._later(self._rows.key(claim), delay)
+            await self.later(self.rows.key(claim), delay)
 
-    def _conclude(self, claim: ClaimT, verdict: Disposition, taken: Claimed) -> timedelta | None:
-        """Record a verdict: a failure on the event loop now, a success a moment later with others."""
+    def _settle(self, claim: ClaimT, verdict: Disposition, transaction: RowTransaction) -> timedelta | None:
         if isinstance(verdict, Ack):
-            self._one.finished.tell((claim, verdict.settled))
+            self.completions.done.tell((claim, verdict))
             return None
-        taken.release()
-        return self._loop.run_coroutine(self._one.conclude(claim, verdict))
+        transaction.release()
+        return self.loop.run_coroutine(self.completions.settle(claim, verdict))
 
-    def _claim_all(self, key: KeyT, others: Sequence[KeyT]) -> Mapping[KeyT, ClaimT]:
-        command, since = self._rows.prefetch_command(key, others), time.monotonic()
-        claims = [self._rows.claimed(command, row, since) for row in self._transactions.run(command)]
-        return {self._rows.key(claim): claim for claim in claims}
+    def _claim_many(self, key: KeyT, others: Sequence[KeyT]) -> Mapping[KeyT, ClaimT]:
+        command, since = self.rows.prefetch_command(key, others), time.monotonic()
+        claims = [self.rows.read_claim(command, row, since) for row in self.transactions.run(command)]
+        return {self.rows.key(claim): claim for claim in claims}
 
-    def _give_back(self, claims: Sequence[ClaimT]) -> None:
-        self._transactions.run(self._rows.unclaim_command(claims))
+    def _unclaim(self, claims: Sequence[ClaimT]) -> None:
+        self.transactions.run(self.rows.unclaim_command(claims))

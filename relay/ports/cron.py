@@ -12,8 +12,12 @@ from relay.domain.schedule import ClaimedRun, RunState, WaitingRun
 class Runs(Protocol):
     """The runs of cron jobs. All methods raise DatabaseUnreachable.
 
-    A claim is a lease of `CLAIM` on the database's clock, fenced by a token.
+    A claim is a lease on the database's clock, fenced by a token.
     """
+
+    @property
+    def lease(self) -> timedelta:
+        """How long a claim holds without a renewal."""
 
     async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
         """Claim a run and count the attempt. None if there is nothing to do.

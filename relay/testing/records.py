@@ -68,6 +68,8 @@ class StoredRun:
 class MemoryRuns:
     """The runs of cron jobs. Tests may read ``runs``."""
 
+    lease = CLAIM
+
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.runs: dict[tuple[str, datetime], StoredRun] = {}
@@ -84,13 +86,13 @@ class MemoryRuns:
         over = found.claimed_until is not None and found.claimed_until <= now
         if found.state is not RunState.WAITING and not (found.state is RunState.STARTED and over):
             return None
-        found.state, found.token, found.claimed_until = RunState.STARTED, token, now + CLAIM
+        found.state, found.token, found.claimed_until = RunState.STARTED, token, now + self.lease
         found.attempts += 1
         return ClaimedRun(run.job, run.scheduled_for, found.correlation_id, found.attempts, token)
 
     async def renew(self, run: ClaimedRun) -> bool:
         if found := self._held(run):
-            found.claimed_until = self.clock.now + CLAIM
+            found.claimed_until = self.clock.now + self.lease
         return found is not None
 
     async def settle(

@@ -35,8 +35,8 @@ from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
 from relay.domain.ordering import FailedHead
 from relay.domain.retry import Backoff, RetryPolicy
-from relay.execution.chunk import RunChunk, side_by_side
-from relay.execution.runners import RunOnLoop
+from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
+from relay.execution.runners import Completions, RunOnLoop
 from relay.ports import ClaimedMessage, Delivery, HandlerRequest, InboxRow
 from tests.waiting import eventually
 
@@ -107,13 +107,14 @@ class OneByOne:
 
     def __init__(self, rows: MessageRows) -> None:
         self.rows = rows
-        self.on_loop = RunOnLoop(rows, asyncio.get_running_loop(), pause=0.0)
+        self.completions = Completions(rows, asyncio.get_running_loop(), pause=0.0)
+        self.on_loop = RunOnLoop(rows, self.completions.settle)
 
     async def process(self, message_id: UUID) -> timedelta | None:
         try:
             return await self.on_loop.run(message_id)
         finally:
-            await self.on_loop.drain()
+            await self.completions.drain()
 
 
 @dataclass
@@ -127,6 +128,8 @@ class Subscription:
     facts: list[Fact] = field(default_factory=list)
     enqueued: list[UUID] = field(default_factory=list)
     settle: str = "handler"
+    #: How long a claim of a message holds if nobody renews it.
+    lease: timedelta = timedelta(seconds=8)
     order: OrderedInboxAdapter | None = None
 
     def keep_order(self, failed_head: FailedHead = "block") -> Subscription:
@@ -196,19 +199,21 @@ class Subscription:
         publisher = parts.get("publisher", self.publisher)
         kind: Any = FunctionRows if isinstance(handler, PythonEventHandler) else MessageRows
         return kind(
-            config,
-            parts.get("inbox", self.inbox),
-            handler,
-            parts.get("consumer", self.consumer),
-            RouteToDeadLetter(self.context, publisher, self.facts.append),
-            self.facts.append,
-            self.order and NextOfKey(self.order, self.consumer, self.enqueue),
+            config=config,
+            inbox=parts.get("inbox", self.inbox),
+            handler=handler,
+            consumer=parts.get("consumer", self.consumer),
+            dead_letters=RouteToDeadLetter(self.context, publisher, self.facts.append),
+            facts=self.facts.append,
+            next_of_key=self.order and NextOfKey(self.order, self.consumer, self.enqueue),
+            lease=parts.get("lease", self.lease),
         )
 
     def chunk(self, handler: Any, **parts: Any) -> RunChunk:
         claims = parts.pop("claims", None) or PostgresChunks(self.pool, ordered=self.order is not None)
         ask_all = getattr(handler, "handle_all", None) or side_by_side(handler)
-        return RunChunk(self.messages(handler, **parts), claims, ask_all)
+        rows = ChunkRows(self.messages(handler, **parts), claims, ask_all)
+        return RunOnLoop(rows, rows.settle)
 
     def recovery(self, filter_subject: str | None = None, **parts: Any) -> Recovery:
         reader = StreamReader(

@@ -9,8 +9,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from relay import Event, Outbox, jobs
 from relay.adapters.dramatiq.gates import Gates, GateTimes
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.domain.tasks import TaskRef
+from relay.execution.prefetch import PrefetchLimits
 from relay.jobs import HANDLE_QUEUE, PUBLISH_QUEUE
 from relay.ports import Delivery
 from tasks import TaskContext
@@ -47,25 +47,14 @@ ACCEPT = "python -m tests.integration.costs --accept"
 PREFETCH = 16
 PAYLOAD = {"title": "x" * 250, "n": 12345}
 KEYS = 50
+#: How long things take is not counted, so claims hold for long, and all that waits is claimed ahead.
+HOUR = timedelta(hours=1)
+UNTIMED = PrefetchLimits(horizon=1e9, stale=3_600.0)
 
 
 def events(count: int, first: int = 0) -> list[Event]:
     numbers = range(first, first + count)
     return [event(f"v{n % KEYS:03}", payload=PAYLOAD, id=UUID(int=n + 1)) for n in numbers]
-
-
-@contextmanager
-def long_claims() -> Iterator[None]:
-    """Let nothing hang on how long things take: that is not counted."""
-    lease = timedelta(hours=1)
-    with (
-        patch("consumer.message_rows.MessageRows.lease", lease),
-        patch("tasks.task_rows.TaskRows.lease", lease),
-        patch("relay.execution.batch._MAX_TRANSACTION_S", 3600.0),
-        patch("relay.execution.prefetch._HORIZON_S", 1e9),
-        patch("relay.execution.prefetch._STALE_S", 3600.0),
-    ):
-        yield
 
 
 async def one_after_the_other(*coroutines: Awaitable[int]) -> list[int]:
@@ -116,6 +105,7 @@ async def publish(meter: Meter, lab: Laboratory) -> None:
 async def consume_python(meter: Meter, lab: Laboratory) -> None:
     """200 messages pulled by 50, each handled by a function that writes a row in the inbox transaction."""
     async with subscribed(meter.url, lab.nats.url) as sub, handling(sub) as functions:
+        functions.limits = UNTIMED
         await consume(meter, sub, lambda: functions.process(functions.handler(sync_session(nothing))))
 
 
@@ -134,9 +124,11 @@ async def consume_ordered(meter: Meter, lab: Laboratory) -> None:
 async def consume_chunks(meter: Meter, lab: Laboratory) -> None:
     """The same in chunks of 50, each of whose functions writes a row in the transaction they share."""
     async with subscribed(meter.url, lab.nats.url) as sub, handling(sub) as functions:
+        functions.limits = UNTIMED
         deliveries = await sent(sub, 200)
+        sub.lease = HOUR
         pull, process = sub.pull(), sub.chunk(functions.handler(sync_psycopg(nothing)))
-        with meter.counting(200), long_claims():
+        with meter.counting(200):
             await pull.accept(deliveries)
             for first in range(0, 200, 50):
                 assert await process.run(sub.enqueued[first : first + 50]) == {}
@@ -154,11 +146,12 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
         await asyncio.to_thread(meter.broker.enqueue_many, messages)
 
     async with tasking(meter.url) as parts:
+        parts.limits, parts.rows.lease = UNTIMED, HOUR
         parts.threads = True
         parts.register(mail)
         deliver = DeliverTasks("sea", parts.tasks, capacity, put, parts.facts.append)
         parts.schedule(*(Mail(n=n) for n in range(200)))
-        with meter.counting(200), long_claims():
+        with meter.counting(200):
             await deliver.drain(lambda: True)
             await work_off(meter, "default", 200, lambda _, name, id: parts.run(UUID(id), name))
         assert len(await parts.effects()) == 200
@@ -167,11 +160,12 @@ async def tasks(meter: Meter, lab: Laboratory) -> None:
 async def tasks_ahead(meter: Meter, _lab: Laboratory) -> None:
     """The same 200 in a process that has fetched all of them: most are claimed together with others."""
     async with tasking(meter.url) as parts:
+        parts.limits, parts.rows.lease = UNTIMED, HOUR
         parts.threads = True
         parts.register(mail)
         ids = parts.schedule(*(Mail(n=n) for n in range(200)))
         parts.waiting = [TaskRef(id, "mail", "default", 50) for id in ids]
-        with meter.counting(200), long_claims():
+        with meter.counting(200):
             while parts.waiting:
                 await parts.run(parts.waiting.pop(0).id)
         assert len(await parts.effects()) == 200
@@ -207,8 +201,9 @@ async def consume(meter: Meter, sub: Subscription, processing: Callable[[], Any]
 
     sub.enqueue = enqueue  # type: ignore[method-assign]
     deliveries = await sent(sub, 200)
+    sub.lease = HOUR
     pull, process = sub.pull(), processing()
-    with meter.counting(200), long_claims():
+    with meter.counting(200):
         for first in range(0, 200, 50):
             await pull.accept(deliveries[first : first + 50])
         await work_off(meter, HANDLE_QUEUE, 200, lambda _, __, id: process.process(UUID(id)))

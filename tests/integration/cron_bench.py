@@ -13,10 +13,11 @@ from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.bus import Command, CommandBus
 from relay.cron import Cron, CronRegistry
 from relay.cron.expression import Expression
-from relay.cron.run import RunCron
-from relay.domain.facts import Fact
+from relay.cron.run import CronRows, CronTimes, RunCron
+from relay.domain.facts import Fact, FactSink
 from relay.domain.retry import Backoff
 from relay.domain.schedule import Due, RunState, WaitingRun
+from relay.execution.runners import RunOnLoop
 from tests.integration.publishing import query
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -31,6 +32,9 @@ class Work(Command[None]):
 
 def work() -> Work:
     return Work()
+
+
+_TIMES = CronTimes()
 
 
 class Bench:
@@ -67,9 +71,10 @@ class Bench:
         assert await self.lease.open(name, Due(at), uuid4()) is RunState.WAITING
         return WaitingRun(name, at)
 
-    def worker(self, runs: Any = None) -> RunCron:
+    def worker(self, runs: Any = None, times: CronTimes = _TIMES, facts: FactSink | None = None) -> RunCron:
         backoff = Backoff(initial=TICK, maximum=TICK)
-        return RunCron("sea", self.registry, runs or self.schedule, self.facts.append, backoff)
+        rows = CronRows("sea", self.registry, runs or self.schedule, facts or self.facts.append, backoff, times)
+        return RunOnLoop(rows, rows.settle)
 
     def row(self, at: datetime = NOON) -> dict[str, Any]:
         [row] = query(self.url, "SELECT * FROM scheduled_runs WHERE scheduled_for = %s", at)

@@ -21,6 +21,7 @@ from consumer.functions import PythonEventHandler, Unknown
 from consumer.handlers import HandlerRegistry, MessageContext
 from consumer.message_rows import FunctionRows
 from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.execution.prefetch import USUAL_LIMITS, PrefetchLimits
 from relay.execution.runners import RunInThread
 from relay.ports import ClaimedMessage, HandlerRequest
 from tests.integration.consuming import OneByOne, Subscription
@@ -107,16 +108,23 @@ class InThread:
     fetched and not begun. ``ahead``: whether each message is claimed before its turn.
     """
 
-    def __init__(self, one: OneByOne, *, ahead: bool) -> None:
+    def __init__(self, one: OneByOne, *, ahead: bool, limits: PrefetchLimits = USUAL_LIMITS) -> None:
         self.replaced: list[threading.Thread] = []
         self.waiting: list[UUID] = []
         self._ahead = ahead
         self._delays: dict[UUID, timedelta] = {}
         assert isinstance(one.rows, FunctionRows)
-        loop, transactions = RunningLoop(), one.rows.transactions
-        self._on_loop = one.on_loop
+        self._completions = one.completions
         self._direct = _Direct(
-            one.on_loop, one.rows, transactions, loop, self.replaced.append, self._later, self.next
+            rows=one.rows,
+            on_loop=one.on_loop,
+            completions=one.completions,
+            transactions=one.rows.handler.transactions,
+            loop=RunningLoop(),
+            limits=limits,
+            replace_thread=self.replaced.append,
+            later=self._later,
+            waiting=self.next,
         )
         self.ahead = self._direct.prefetch
 
@@ -140,7 +148,7 @@ class InThread:
         await asyncio.wait({done, given_up}, return_when=asyncio.FIRST_COMPLETED)
         if given_up.done():
             return self._delays.get(message_id)
-        await self._on_loop.drain()
+        await self._completions.drain()
         return done.result()
 
     def claim_ahead(self, ids: list[UUID]) -> None:
@@ -148,7 +156,7 @@ class InThread:
         self.waiting = ids
         while self.ahead._size <= len(ids):
             self.ahead._capacity()
-        assert self.ahead.take(uuid4()) is None
+        assert self.ahead.claim(uuid4()) is None
         self.waiting = []
 
     async def _later(self, message_id: UUID, delay: timedelta) -> None:
@@ -164,6 +172,9 @@ class Handling:
     def __init__(self, sub: Subscription) -> None:
         self.sub = sub
         self.ahead = False
+        self.limits = USUAL_LIMITS
+        #: A chunk is one transaction, however slow the machine is.
+        self.max_transaction = 3_600.0
         self._made: list[PythonEventHandler] = []
 
     def handler(
@@ -177,7 +188,10 @@ class Handling:
         transactions = HandlerTransactions(
             self.sub.url, limit=routes.get("limit", limit), application_name="handling"
         )
-        self._made.append(PythonEventHandler(registry, transactions, timeout=limit, unknown=unknown))
+        handler = PythonEventHandler(
+            registry, transactions, timeout=limit, unknown=unknown, max_transaction=self.max_transaction
+        )
+        self._made.append(handler)
         return self._made[-1]
 
     def process(self, handler: PythonEventHandler, **parts: Any) -> InThread | OneByOne:
@@ -185,7 +199,7 @@ class Handling:
         one = self.sub.process(handler, **parts)
         if not handler.plain:
             return one
-        return InThread(one, ahead=self.ahead)
+        return InThread(one, ahead=self.ahead, limits=self.limits)
 
     async def close(self) -> None:
         for handler in self._made:

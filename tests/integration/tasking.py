@@ -21,7 +21,8 @@ from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.facts import Fact
 from relay.domain.tasks import ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
-from relay.execution.runners import RunInThread, RunOnLoop
+from relay.execution.prefetch import USUAL_LIMITS, PrefetchLimits
+from relay.execution.runners import Completions, RunInThread, RunOnLoop
 from tasks import schedule, task
 from tasks.deliver import DeliverTasks
 from tasks.registry import TaskRegistry
@@ -56,9 +57,11 @@ class Tasks:
     threads: bool = False
     #: Whether those find each task claimed.
     ahead: bool = False
+    limits: PrefetchLimits = USUAL_LIMITS
     tasks: PostgresTasks = field(init=False)
     transactions: HandlerTransactions = field(init=False)
     rows: TaskRows = field(init=False)
+    completions: Completions[TaskKey, ClaimedTask, PreparedCall] = field(init=False)
     runner: OnLoop = field(init=False)
     deliverer: DeliverTasks = field(init=False)
     loop: RunningLoop = field(init=False)
@@ -82,7 +85,7 @@ class Tasks:
                 await asyncio.to_thread(self.claim_ahead, task)
             return await asyncio.to_thread(direct.run, key)
         finally:
-            await self.runner.drain()
+            await self.completions.drain()
 
     def claim_ahead(self, *waiting: TaskRef) -> None:
         """Claim tasks of a queue as under load, together with one that turns out to be gone."""
@@ -90,7 +93,7 @@ class Tasks:
         self.waiting = list(waiting)
         while ahead._size <= len(waiting):
             ahead._capacity()
-        assert ahead.take(TaskKey(uuid4(), waiting[0].type)) is None
+        assert ahead.claim(TaskKey(uuid4(), waiting[0].type)) is None
         self.waiting = []
 
     def direct(self, queue: str = "default") -> RunInThread[TaskKey, ClaimedTask, PreparedCall]:
@@ -105,7 +108,15 @@ class Tasks:
                 return [key for key in ours if (terms := self.rows.terms(key)) and terms.prefetch][:limit]
 
             self.directs[queue] = RunInThread(
-                self.runner, self.rows, self.transactions, self.loop, self.replaced.append, later, waiting
+                rows=self.rows,
+                on_loop=self.runner,
+                completions=self.completions,
+                transactions=self.transactions,
+                loop=self.loop,
+                replace_thread=self.replaced.append,
+                later=later,
+                waiting=waiting,
+                limits=self.limits,
             )
         return self.directs[queue]
 
@@ -145,10 +156,19 @@ class Tasks:
         return TaskWorker("sea", self.tasks, self.facts.append, **{"threads": 4, "poll": 0.02, **options})
 
     def runner_of(self, worker: TaskWorker) -> OnLoop:
-        return RunOnLoop(self.rows_of(worker.put), self.loop.loop)
+        rows = self.rows_of(worker.put)
+        return RunOnLoop(rows, Completions(rows, self.loop.loop).settle)
 
     def rows_of(self, wake: Callable[[Sequence[TaskRef]], Any]) -> TaskRows:
-        return TaskRows("sea", self.tasks, self.registry, self.transactions, wake, self.facts.append, size=8)
+        return TaskRows(
+            context="sea",
+            tasks=self.tasks,
+            registry=self.registry,
+            transactions=self.transactions,
+            wake=wake,
+            facts=self.facts.append,
+            size=8,
+        )
 
 
 @asynccontextmanager
@@ -169,7 +189,8 @@ async def tasking(url: str) -> AsyncIterator[Tasks]:
         tasks.tasks = PostgresTasks(pool)
         tasks.transactions = HandlerTransactions(url, limit=timedelta(seconds=20), application_name="tasking")
         tasks.loop, tasks.rows = RunningLoop(), tasks.rows_of(wake)
-        tasks.runner = RunOnLoop(tasks.rows, tasks.loop.loop, pause=0.0)
+        tasks.completions = Completions(tasks.rows, tasks.loop.loop, pause=0.0)
+        tasks.runner = RunOnLoop(tasks.rows, tasks.completions.settle)
         tasks.deliverer = DeliverTasks("sea", tasks.tasks, capacity, put, tasks.facts.append)
         try:
             yield tasks

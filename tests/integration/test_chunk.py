@@ -144,11 +144,8 @@ async def test_a_service_is_called_a_few_at_a_time(sub: Subscription) -> None:
     assert await states(sub, ids) == ["processed"] * 20
 
 
-async def test_the_claims_of_a_chunk_are_renewed_while_one_handler_works(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease = timedelta(seconds=1)
-    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", lease)
+async def test_the_claims_of_a_chunk_are_renewed_while_one_handler_works(sub: Subscription) -> None:
+    lease = sub.lease = timedelta(seconds=1)
     slow, *others = ids = await received(sub, 3)
 
     async def answer(request: HandlerRequest) -> HandlerResult:

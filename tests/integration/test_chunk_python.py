@@ -24,7 +24,6 @@ from relay.adapters.postgres import budget
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.devstack import NatsServer
 from relay.domain.facts import HandlerAnswered
-from relay.execution import batch
 from tests.integration.consuming import subscribed
 from tests.integration.python_handling import WRITE, Handling, handling
 
@@ -92,12 +91,6 @@ async def calls(database_url: str, nats_server: NatsServer) -> AsyncIterator[Han
         yield calls
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, a chunk is one transaction."""
-    monkeypatch.setattr(batch, "_MAX_TRANSACTION_S", 60.0)
-
-
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Callable[[Deed], Callable[..., Any]]:
     return KINDS[request.param]
@@ -158,10 +151,8 @@ async def test_a_chunk_that_gets_no_connection_spends_no_attempts(
     assert [(row["attempts"], row["processed_at"], row["claim_token"]) for row in rows] == [(0, None, None)] * 3
 
 
-async def test_a_chunk_that_takes_long_is_several_transactions(
-    calls: Handling, kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch, "_MAX_TRANSACTION_S", 0.0)
+async def test_a_chunk_that_takes_long_is_several_transactions(calls: Handling, kind: Any) -> None:
+    calls.max_transaction = 0.0
     found = await play(calls, kind, fail, "nothing", "busy", "nothing", "nothing")
     assert found["processed"] == [found["ids"][0], *found["ids"][2:]]
     assert len({effect["xid"] for effect in await calls.effects()}) == 3

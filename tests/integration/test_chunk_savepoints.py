@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from consumer.handlers import MessageContext
 from relay import Outbox
 from relay.devstack import NatsServer
-from relay.execution import batch
 from tests.integration.consuming import subscribed
 from tests.integration.publishing import event, outbox_rows
 from tests.integration.python_handling import WRITE, Handling, Vibe, handling
@@ -25,10 +24,7 @@ LAST = "SELECT query FROM pg_stat_activity WHERE application_name = 'handling' A
 
 
 @pytest.fixture
-async def calls(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Handling]:
-    monkeypatch.setattr(batch, "_MAX_TRANSACTION_S", 60.0)
+async def calls(database_url: str, nats_server: NatsServer) -> AsyncIterator[Handling]:
     async with subscribed(database_url, nats_server.url) as sub, handling(sub) as calls:
         yield calls
 

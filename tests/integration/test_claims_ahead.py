@@ -64,7 +64,7 @@ async def test_one_that_was_tried_is_claimed_when_it_is_asked_for(calls: Handlin
     await asyncio.to_thread(one.claim_ahead, [])
     one.waiting = [new]
     assert one.ahead._capacity() == 1
-    claim = await asyncio.to_thread(one.ahead.take, tried)
+    claim = await asyncio.to_thread(one.ahead.claim, tried)
     assert claim is not None
     assert (claim.row.message_id, claim.attempts, list(one.ahead._held)) == (tried, 2, [new])
 
@@ -118,7 +118,7 @@ async def test_what_writes_nothing_is_marked_together_and_acknowledged(
 
     ids = [await calls.received() for _ in range(6)]
     one = worker(calls, idle)
-    one._on_loop.finished._pause = 0.5
+    one._completions.done._pause = 0.5
     await asyncio.to_thread(one.claim_ahead, ids)
     assert await asyncio.gather(*(one.process(id) for id in ids)) == [None] * 6
     assert sum(marked) == 6

@@ -66,8 +66,7 @@ async def test_what_a_run_creates_belongs_to_the_trace_of_its_span(
     bench.handle = lambda _: create(bench)
     bench.declare(function=function)
     run = await bench.open()
-    worker = bench.worker()
-    worker._facts = hear
+    worker = bench.worker(facts=hear)
     with recorded.tracer.start_as_current_span("of the worker"):
         await worker.run(run)
         await worker.run(run)  # done already: no span

@@ -108,7 +108,7 @@ async def test_a_transaction_limited_for_one_row_does_not_limit_the_next(calls: 
 
     def look(limit: timedelta | None) -> None:
         nobodys = lending.Settlement("inbox/settle", {"message_id": uuid4(), "token": uuid4()}, limit)
-        with transactions.claimed(limit).settle(nobodys) as transaction:
+        with transactions.for_row(limit).settle(nobodys) as transaction:
             seen.extend(transaction.connection.execute("SELECT current_setting('statement_timeout')"))
 
     for limit in (timedelta(seconds=3), None, timedelta(seconds=2)):
@@ -202,8 +202,8 @@ async def test_a_claim_without_a_server_says_so_and_spends_nothing(calls: Handli
 # --- time ---
 
 
-async def test_a_long_function_keeps_its_claim(calls: Handling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", timedelta(seconds=2))
+async def test_a_long_function_keeps_its_claim(calls: Handling) -> None:
+    calls.sub.lease = timedelta(seconds=2)
     go_on, begun = threading.Event(), threading.Event()
 
     def wait(session: Session) -> None:

@@ -14,9 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from chaos.proxy import Link, Proxy
-from consumer.message_rows import MessageRows
 from relay.adapters.http import HttpEventHandler
-from relay.adapters.postgres import schedule as schedule_module
 from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
@@ -24,15 +22,15 @@ from relay.adapters.postgres.pool import create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.bus import Command, CommandBus
 from relay.cron import Cron, CronRegistry
-from relay.cron import run as cron_module
 from relay.cron.expression import Expression
-from relay.cron.run import RunCron
+from relay.cron.run import CronRows
 from relay.devstack import NatsServer
 from relay.domain.errors import DatabaseUnreachable, LeaseOver
 from relay.domain.model import HandlerResult
 from relay.domain.schedule import Due, RunState, WaitingRun
 from relay.execution import lease as leases
-from relay.execution.chunk import RunChunk, side_by_side
+from relay.execution.chunk import ChunkRows, side_by_side
+from relay.execution.runners import RunOnLoop
 from relay.ports import HandlerRequest
 from tests.integration.consuming import Handler, Subscription, subscribed
 from tests.waiting import eventually
@@ -45,13 +43,6 @@ LEASE = timedelta(seconds=8)
 FAULTS: dict[str, Callable[[Link], None]] = {"cut": Link.cut, "black hole": Link.black_hole}
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MessageRows, "lease", LEASE)
-    for module in (schedule_module, cron_module):
-        monkeypatch.setattr(module, "CLAIM", LEASE)
-
-
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
     with Proxy() as proxy:
@@ -61,6 +52,7 @@ def proxy() -> Iterator[Proxy]:
 @pytest.fixture
 async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
     async with subscribed(database_url, nats_server.url) as sub:
+        sub.lease = LEASE
         yield sub
 
 
@@ -176,7 +168,8 @@ async def test_a_chunk_is_cancelled_and_nothing_of_it_recorded(sub: Subscription
     handler = Handler(lambda _request: forever())
     async with far(sub.url, proxy) as (pool, link):
         rows = sub.messages(handler, inbox=PostgresInboxAdapter(pool))
-        attempt = asyncio.create_task(RunChunk(rows, PostgresChunks(pool), side_by_side(handler)).run(ids))
+        chunks = ChunkRows(rows, PostgresChunks(pool), side_by_side(handler))
+        attempt = asyncio.create_task(RunOnLoop(chunks, chunks.settle).run(ids))
         await eventually("all are asked about", lambda: len(handler.requests) == 3)
         link.cut()
         with pytest.raises(LeaseOver):
@@ -289,19 +282,19 @@ async def test_a_cron_job_that_lost_its_claim_never_runs_beside_the_next_run(
     async with far(database_url, proxy) as (pool, link):
         near = create_pool(database_url, max_size=4, application_name="near")
         await near.open()
-        lead, here = PostgresLease(pooled(near), uuid4(), "test"), PostgresSchedule(pooled(near))
+        lead = PostgresLease(pooled(near), uuid4(), "test")
         await lead.take(timedelta(minutes=5))
         run = WaitingRun("job", datetime(2026, 1, 1, 12, tzinfo=UTC))
         assert await lead.open("job", Due(run.scheduled_for), uuid4()) is RunState.WAITING
         facts: list[Any] = []
-        attempt = asyncio.create_task(
-            RunCron("sea", registry, PostgresSchedule(pooled(pool)), facts.append).run(run)
-        )
+        there = CronRows("sea", registry, PostgresSchedule(pooled(pool), lease=LEASE), facts.append)
+        here = CronRows("sea", registry, PostgresSchedule(pooled(near), lease=LEASE), facts.append)
+        attempt = asyncio.create_task(RunOnLoop(there, there.settle).run(run))
         await eventually("it is under way", lambda: under_way == 1)
         link.black_hole()
 
         async def done() -> bool:
-            await RunCron("sea", registry, here, facts.append).run(run)
+            await RunOnLoop(here, here.settle).run(run)
             return ended == 2
 
         await eventually("another has done it", done, seconds=30)

@@ -157,7 +157,7 @@ async def test_many_failures_under_load_make_as_many_calls_as_attempts(sub: Subs
         while not done.is_set():
             known = [row["message_id"] for row in await sub.rows()]
             await asyncio.gather(*(rows.on_loop.run(id) for id in [*known, *known]))
-            await rows.on_loop.drain()
+            await rows.completions.drain()
             done.set() if known and all(row["processed_at"] for row in await sub.rows()) else None
 
     await asyncio.wait_for(asyncio.gather(pull(), work()), 60)

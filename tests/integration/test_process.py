@@ -255,11 +255,8 @@ async def test_a_claim_lost_while_the_handler_ran_settles_nothing(sub: Subscript
     assert not [fact for fact in sub.facts if isinstance(fact, settled)]
 
 
-async def test_the_claim_is_renewed_while_a_slow_handler_works(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease = timedelta(seconds=4)
-    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", lease)
+async def test_the_claim_is_renewed_while_a_slow_handler_works(sub: Subscription) -> None:
+    lease = sub.lease = timedelta(seconds=4)
     message_id = await sub.received()
 
     async def slow(request: HandlerRequest) -> HandlerResult:
@@ -279,10 +276,8 @@ async def test_the_claim_is_renewed_while_a_slow_handler_works(
     assert (row["processed_at"] is not None, row["attempts"], row["claimed_until"]) == (True, 1, None)
 
 
-async def test_a_renewal_that_the_database_did_not_take_is_tried_again(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("consumer.message_rows.MessageRows.lease", timedelta(milliseconds=400))
+async def test_a_renewal_that_the_database_did_not_take_is_tried_again(sub: Subscription) -> None:
+    sub.lease = timedelta(milliseconds=400)
     renewals: list[str] = []
     enough = asyncio.Event()
 

@@ -46,7 +46,7 @@ async def test_a_function_runs_in_the_thread_that_asks(tasks: Tasks) -> None:
     thread = threading.Thread(target=tasks.direct().run, args=(TaskKey(id, "mail"),))
     thread.start()
     await asyncio.to_thread(thread.join, 20)
-    await tasks.runner.drain()
+    await tasks.completions.drain()
     assert seen == [thread]
     assert len(tasks.reported(TaskCompleted)) == 1
 
@@ -81,8 +81,8 @@ async def _same(found: list[tuple[object, timedelta]]) -> list[tuple[object, tim
     return found
 
 
-async def test_a_long_function_keeps_its_claim(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.task_rows.TaskRows.lease", timedelta(milliseconds=400))
+async def test_a_long_function_keeps_its_claim(tasks: Tasks) -> None:
+    tasks.rows.lease = timedelta(milliseconds=400)
     gate = threading.Event()
 
     def wait(mail: Mail, session: Session) -> None:

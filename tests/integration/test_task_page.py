@@ -38,7 +38,7 @@ async def test_the_example_schedules_a_task_and_its_handler_runs(
     assert (row["type"], row["queue"]) == ("send_welcome_email", "mail")
     await tasks.query("CREATE TABLE mails (user_id int)")
     await tasks.query("UPDATE task_outbox SET available_at = NULL")
-    tasks.rows._registry = registry
+    tasks.rows.registry = registry
     await tasks.run(row["id"], "send_welcome_email")
     assert await tasks.query("SELECT user_id FROM mails") == [{"user_id": 7}]
     assert (await tasks.row(row["id"]))["status"] == "completed"

@@ -108,7 +108,7 @@ async def test_one_that_began_before_is_claimed_when_it_is_asked_for(tasks: Task
     while ahead._size < 2:
         ahead._capacity()
     tasks.waiting = refs(new)
-    claim = await asyncio.to_thread(ahead.take, TaskKey(tried, "mail"))
+    claim = await asyncio.to_thread(ahead.claim, TaskKey(tried, "mail"))
     assert claim is not None
     assert (claim.id, claim.attempts, held(tasks)) == (tried, 2, [new])
 
@@ -226,7 +226,7 @@ async def test_what_writes_nothing_is_completed_together_and_told_when_it_is(
         return found
 
     monkeypatch.setattr(PostgresTasks, "complete_all", count)
-    tasks.runner.finished._pause = 0.5
+    tasks.completions.done._pause = 0.5
     tasks.register(idle)
     ids = scheduled(tasks, 6)
     await claim_ahead(tasks, *refs(*ids))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from relay.domain.errors import DatabaseUnreachable
-from relay.execution.runners import GATHER_S, RunOnLoop
+from relay.domain.policies import Ack
+from relay.execution.runners import GATHER_S, Completions
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +34,8 @@ class Loop:
         self.batches.append(list(claims))
         await asyncio.sleep(0.001)
 
-    def finished(self, *, pause: float = GATHER_S) -> RunOnLoop[Any, Any, Any]:
-        return RunOnLoop(self, asyncio.get_running_loop(), pause=pause)  # type: ignore[arg-type]
+    def finished(self, *, pause: float = GATHER_S) -> Completions[Any, Any, Any]:
+        return Completions(self, asyncio.get_running_loop(), pause=pause)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def test_everything_finished_is_handed_over_once_and_much_of_it_together()
 
     def add(first: int) -> None:
         for n in range(first, first + 2_000):
-            finished.finished.tell((n, True))
+            finished.done.tell((n, Ack(settled=True)))
 
     await asyncio.gather(*(asyncio.to_thread(add, first) for first in range(0, 16_000, 2_000)))
 
@@ -62,7 +63,7 @@ async def test_what_nobody_waits_for_waits_for_more() -> None:
     loop = Loop()
     finished = loop.finished(pause=0.5)
     for n in range(3):
-        finished.finished.tell((n, True))
+        finished.done.tell((n, Ack(settled=True)))
         await asyncio.sleep(0.01)
     await finished.drain()
     assert loop.batches == [[0, 1, 2]]
@@ -72,7 +73,7 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
     loop = Loop()
     finished = loop.finished()
     for n, marked in enumerate([True, False, False, False, True]):
-        finished.finished.tell((n, marked))
+        finished.done.tell((n, Ack(settled=marked)))
     await finished.drain()
     assert loop.marked == [[1, 2, 3]]
     assert loop.batches == [[0, 4, 2]]
@@ -81,8 +82,8 @@ async def test_what_no_transaction_has_marked_is_marked_in_one_statement_and_fin
 async def test_an_outage_of_the_database_keeps_nothing_from_being_acknowledged_that_is_marked() -> None:
     loop = Loop(outage=True)
     finished = loop.finished()
-    finished.finished.tell((1, True))
-    finished.finished.tell((2, False))
+    finished.done.tell((1, Ack(settled=True)))
+    finished.done.tell((2, Ack(settled=False)))
     await finished.drain()
     assert loop.batches == [[1]]
 
@@ -99,7 +100,7 @@ async def test_a_row_that_cannot_be_marked_takes_no_other_with_it(caplog: pytest
     loop.mark = mark  # type: ignore[method-assign]
     finished = loop.finished()
     for n in (2, 4, 6):
-        finished.finished.tell((n, False))
+        finished.done.tell((n, Ack(settled=False)))
     await finished.drain()
     assert loop.batches == [[2, 6]]
     assert len(caplog.records) == 1
@@ -117,9 +118,9 @@ async def test_a_row_that_is_locked_keeps_no_other_waiting() -> None:
 
     loop.mark = wait  # type: ignore[method-assign]
     finished = loop.finished(pause=0.0)
-    finished.finished.tell((4, False))
-    await finished.finished.drain()
-    finished.finished.tell((6, False))
+    finished.done.tell((4, Ack(settled=False)))
+    await finished.done.drain()
+    finished.done.tell((6, Ack(settled=False)))
     async with asyncio.timeout(20):
         while loop.batches != [[6]]:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 import pytest
 
 from relay.domain.errors import DatabaseUnreachable
-from relay.execution import prefetch
-from relay.execution.prefetch import Prefetch
+from relay.execution.prefetch import USUAL_LIMITS, Prefetch, PrefetchLimits
 from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
@@ -58,18 +58,19 @@ class Rows:
 
     def take(self, claims: Prefetch[int, str]) -> str | None:
         """Take the next one as a thread of the worker does."""
-        return claims.take(self.waiting.pop(0))
+        return claims.claim(self.waiting.pop(0))
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(prefetch, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
-def over(rows: Rows) -> Prefetch[int, str]:
-    return Prefetch(rows.claim, rows.give_back, rows.next, asyncio.get_running_loop())
+def over(
+    rows: Rows, clock: Callable[[], float] = time.monotonic, limits: PrefetchLimits = USUAL_LIMITS
+) -> Prefetch[int, str]:
+    loop = asyncio.get_running_loop()
+    return Prefetch(rows.claim, rows.give_back, rows.next, loop, limits=limits, clock=clock)
 
 
 # --- how many ---
@@ -77,14 +78,14 @@ def over(rows: Rows) -> Prefetch[int, str]:
 
 async def test_what_waits_alone_is_claimed_by_itself(clock: Clock) -> None:
     rows = Rows()
-    claims = over(rows)
-    assert [claims.take(n) for n in range(50)] == [None] * 50
+    claims = over(rows, clock)
+    assert [claims.claim(n) for n in range(50)] == [None] * 50
     assert rows.asked == []
 
 
 async def test_the_quicker_they_are_the_more_are_claimed_at_once_up_to_a_bound(clock: Clock) -> None:
     rows = Rows(range(200))
-    claims = over(rows)
+    claims = over(rows, clock)
     found = []
     while rows.waiting:
         clock.now += 0.001
@@ -98,7 +99,7 @@ async def test_the_quicker_they_are_the_more_are_claimed_at_once_up_to_a_bound(c
 
 async def test_slow_ones_are_claimed_one_by_one(clock: Clock) -> None:
     rows = Rows(range(20))
-    claims = over(rows)
+    claims = over(rows, clock)
     while rows.waiting:
         clock.now += 0.3
         assert rows.take(claims) is None
@@ -107,7 +108,7 @@ async def test_slow_ones_are_claimed_one_by_one(clock: Clock) -> None:
 
 async def test_those_that_become_slow_are_fewer_from_then_on(clock: Clock) -> None:
     rows = Rows(range(300))
-    claims = over(rows)
+    claims = over(rows, clock)
     while len(rows.waiting) > 200:
         clock.now += 0.001
         rows.take(claims)
@@ -123,7 +124,7 @@ async def test_those_that_become_slow_are_fewer_from_then_on(clock: Clock) -> No
 
 async def test_who_is_locked_is_left_to_a_claim_of_its_own(clock: Clock) -> None:
     rows = Rows(range(40), locked=[3, 20])
-    claims = over(rows)
+    claims = over(rows, clock)
     found = {}
     while rows.waiting:
         clock.now += 0.001
@@ -148,7 +149,7 @@ async def test_many_threads_get_each_claim_once() -> None:
             except Empty:
                 return
             rows.waiting.remove(id)
-            claim = claims.take(id)
+            claim = claims.claim(id)
             if claim is None:
                 # As in the worker: by itself, which fails if anybody has it.
                 claim = rows.claim(id, ())[id]
@@ -164,7 +165,7 @@ async def test_many_threads_get_each_claim_once() -> None:
 
 async def test_an_outage_is_that_of_the_one_who_asked(clock: Clock) -> None:
     rows = Rows(range(10))
-    claims = over(rows)
+    claims = over(rows, clock)
     clock.now += 0.001
     rows.take(claims)
     clock.now += 0.001
@@ -181,7 +182,7 @@ async def test_an_outage_is_that_of_the_one_who_asked(clock: Clock) -> None:
 
 async def test_a_claim_that_has_waited_long_is_given_back_and_made_anew(clock: Clock) -> None:
     rows = Rows(range(10))
-    claims = over(rows)
+    claims = over(rows, clock)
     for _ in range(2):
         clock.now += 0.001
         rows.take(claims)
@@ -191,10 +192,9 @@ async def test_a_claim_that_has_waited_long_is_given_back_and_made_anew(clock: C
     assert (rows.given_back, rows.claimed) == ([2], {1})
 
 
-async def test_nobody_has_to_ask_for_it_to_be_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_STALE_S", 0.05)
+async def test_nobody_has_to_ask_for_it_to_be_given_back() -> None:
     rows = Rows(range(10))
-    claims = over(rows)
+    claims = over(rows, limits=PrefetchLimits(stale=0.05))
     rows.take(claims)
     rows.take(claims)
     assert rows.claimed == {1, 2}
@@ -204,7 +204,7 @@ async def test_nobody_has_to_ask_for_it_to_be_given_back(monkeypatch: pytest.Mon
 
 async def test_the_end_gives_everything_back_and_claims_nothing_more(clock: Clock) -> None:
     rows = Rows(range(20))
-    claims = over(rows)
+    claims = over(rows, clock)
     for _ in range(4):
         clock.now += 0.001
         rows.take(claims)
@@ -219,7 +219,7 @@ async def test_the_end_gives_everything_back_and_claims_nothing_more(clock: Cloc
 
 async def test_what_cannot_be_given_back_is_left_to_its_lease(clock: Clock) -> None:
     rows = Rows(range(20))
-    claims = over(rows)
+    claims = over(rows, clock)
     for _ in range(4):
         clock.now += 0.001
         rows.take(claims)

@@ -74,10 +74,14 @@ class PostgresLease:
 
 
 class PostgresSchedule:
-    """What is scheduled in a context, and its runs. All raise DatabaseUnreachable and SchemaMissing."""
+    """What is scheduled in a context, and its runs. All raise DatabaseUnreachable and SchemaMissing.
 
-    def __init__(self, source: Source) -> None:
+    ``lease``: how long the claim of a run holds without a renewal.
+    """
+
+    def __init__(self, source: Source, *, lease: timedelta = CLAIM) -> None:
         self._source = source
+        self.lease = lease
 
     # --- the leader ---
 
@@ -111,7 +115,7 @@ class PostgresSchedule:
 
     async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
         """Claim a run; None when it is over, claimed by another, or an earlier run of its job is running."""
-        parameters = {**_key(run), "token": token, "who": who, "lease": CLAIM}
+        parameters = {**_key(run), "token": token, "who": who, "lease": self.lease}
         try:
             rows = await self._all("schedule/claim_run", **parameters)
         except UniqueViolation:
@@ -123,7 +127,7 @@ class PostgresSchedule:
 
     async def renew(self, run: ClaimedRun) -> bool:
         """Extend the claim. False when it was lost."""
-        return await self._do("schedule/renew_run", **_key(run), token=run.token, lease=CLAIM) > 0
+        return await self._do("schedule/renew_run", **_key(run), token=run.token, lease=self.lease) > 0
 
     async def settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()

@@ -26,13 +26,13 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
 from relay.failpoints import reach
 
-__all__ = ["Claimed", "HandlerTransactions", "Settlement"]
+__all__ = ["HandlerTransactions", "RowTransaction", "Settlement"]
 
 _BegunAsync: TypeAlias = tuple[AsyncConnection, LazyAsyncConnection, psycopg.AsyncCursor[Any]]
 
 
-class Claimed:
-    """A row that was claimed for a plain function, and its transaction.
+class RowTransaction:
+    """The transaction of a plain function whose row is claimed.
 
     Either `settle` it once, in any thread, or `release` it. The transaction begins when the function first reads
     or writes in it. If the function does neither, no transaction begins. ``borrowed``: the connection that it
@@ -104,7 +104,7 @@ class HandlerTransactions:
 
     def claim(
         self, claim: Command, *, keep: bool, limit: timedelta | None = None
-    ) -> tuple[dict[str, Any], Claimed] | None:
+    ) -> tuple[dict[str, Any], RowTransaction] | None:
         """Claim a row for a plain function; None when it is not free. The claim commits on its own.
 
         ``keep``: keep the connection for the function. Without this, the claim would count an attempt, and then
@@ -113,21 +113,21 @@ class HandlerTransactions:
         with reached():
             borrowed = self._lender.borrow()
             try:
-                found = borrowed.run(claim)
+                rows = borrowed.run(claim)
             except BaseException:
                 self._lender.give_back(borrowed)
                 raise
-        taken = Claimed(self._lender, limit or self._limit, borrowed)
-        if not found or not keep:
-            taken.release()
-        return (found[0], taken) if found else None
+        transaction = RowTransaction(self._lender, limit or self._limit, borrowed)
+        if not rows or not keep:
+            transaction.release()
+        return (rows[0], transaction) if rows else None
 
-    def claimed(self, limit: timedelta | None = None) -> Claimed:
-        """Return what `claim` returns with the row, for a row that is claimed already.
+    def for_row(self, limit: timedelta | None = None) -> RowTransaction:
+        """Return the transaction of a row that is claimed already.
 
         ``limit``: how long this transaction may idle, if it differs from the usual limit.
         """
-        return Claimed(self._lender, limit or self._limit)
+        return RowTransaction(self._lender, limit or self._limit)
 
     def run(self, command: Command) -> list[dict[str, Any]]:
         """Run one of our statements by itself and return its rows. Raises DatabaseUnreachable."""
