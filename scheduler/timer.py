@@ -1,4 +1,9 @@
-"""When ticks fire: APScheduler fires each interval once, for all ticks of this interval in all contexts."""
+"""When ticks fire: APScheduler fires each interval once, for all ticks of this interval in all contexts.
+
+A tick costs little, a wake-up of APScheduler much: it looks through its jobs and sets its timer. So intervals are
+counted from a full second, and ticks share instants. With a job for each tick of each context, 50 idle contexts
+took 18.8 % of a core.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 A UUID in the usual form stands for itself. For any other text, such as ``evt_01HQGX8K9JNPQR5MWTVYZ3F4BC``, a UUID
 is made from it. The text is kept in ``originals``, by the names `ID`, `CORRELATION_ID`, `CAUSATION_ID`.
+
+A row that SQL has written may have any UUID, because PostgreSQL has no SHA-1 to make it from the text. So an event
+is looked up by its text in ``originals``, never by the UUID made from it. Only an id of our own is taken apart:
+``order.7`` is an id, and no seventh replay.
 """
 
 from __future__ import annotations

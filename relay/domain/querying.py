@@ -2,6 +2,9 @@
 
 A query is a JSON object, its answer any JSON value; null says that nothing was found. An error has no body but the
 headers of NATS services (ADR-32), so that other clients understand it.
+
+Workers also listen at a second subject, `presence_subject`, which no stream takes. A stream over the query's own
+subject counts as a listener, so there the server would never say that nobody answers.
 """
 
 from __future__ import annotations
