@@ -19,19 +19,19 @@ def plain(value: object) -> Any:
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else to_jsonable_python(value)
 
 
-def holds(found: Any, wanted: Any) -> bool:
-    """Whether ``found`` has what is wanted. A mapping may hold more; everything else is equal."""
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        return all(name in found and holds(found[name], value) for name, value in wanted.items())
-    return bool(found == wanted)
+def holds(value: Any, expected: Any) -> bool:
+    """Whether a value has what is expected. A mapping may hold more; everything else is equal."""
+    if isinstance(expected, Mapping) and isinstance(value, Mapping):
+        return all(name in value and holds(value[name], part) for name, part in expected.items())
+    return bool(value == expected)
 
 
 def check_columns(row: type, columns: Iterable[str]) -> None:
     """Raise TypeError for a column that rows do not have."""
-    known = [field.name for field in fields(row)]
+    names = [field.name for field in fields(row)]
     for name in columns:
-        if name not in known:
-            raise TypeError(f"{name!r} is no column; known: {', '.join(known)}")
+        if name not in names:
+            raise TypeError(f"{name!r} is no column; known: {', '.join(names)}")
 
 
 def expect(
@@ -39,13 +39,13 @@ def expect(
 ) -> list[Item]:
     """Return the items that fit. Raises AssertionError unless they are ``times``, or any if it is None."""
     __tracebackhide__ = True
-    found = [item for item in items if fits(item)]
-    if len(found) == times or (times is None and found):
-        return found
-    wanted = "at least once" if times is None else f"{times} times" if times != 1 else "once"
+    fitting = [item for item in items if fits(item)]
+    if len(fitting) == times or (times is None and fitting):
+        return fitting
+    expected = "at least once" if times is None else f"{times} times" if times != 1 else "once"
     lines = [f"  {shown(item)}" for item in items[:_SHOWN]] or ["  nothing"]
     if len(items) > _SHOWN:
         lines.append(f"  … and {len(items) - _SHOWN} more")
     raise AssertionError(
-        "\n".join((f"expected {wanted}, found {len(found)} times: {what}", "committed were:", *lines))
+        "\n".join((f"expected {expected}, found {len(fitting)} times: {what}", "committed were:", *lines))
     )

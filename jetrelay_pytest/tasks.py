@@ -176,8 +176,8 @@ class TasksInMemory:
             self._done.add(row.id)
 
 
-def _fits(found: Any, wanted: Any, *, whole: bool) -> bool:
-    return bool(found == wanted) if whole else holds(found, wanted)
+def _fits(value: Any, expected: Any, *, whole: bool) -> bool:
+    return bool(value == expected) if whole else holds(value, expected)
 
 
 def _is_due(row: BackgroundTask) -> bool:

@@ -85,9 +85,9 @@ def examine(fleet: Fleet) -> str:
 
     deadline = time.monotonic() + _SHOWN_SECONDS
     while True:
-        found = diagnose(fleet.configuration.settings, Diagnose(close=True))
-        if time.monotonic() > deadline or not any(it.code in _BEGINNING for it in found.findings):
-            return f"relay doctor: {summary(found)}" + "".join(f"\n{entry(it, 100)}" for it in found.findings)
+        report = diagnose(fleet.configuration.settings, Diagnose(close=True))
+        if time.monotonic() > deadline or not any(it.code in _BEGINNING for it in report.findings):
+            return f"relay doctor: {summary(report)}" + "".join(f"\n{entry(it, 100)}" for it in report.findings)
         time.sleep(0.2)
 
 
@@ -121,14 +121,14 @@ def describe(fleet: Fleet) -> str:
     """List what runs where. Passwords are left out: they are in the file for other shells."""
     settings = fleet.configuration.settings
     rows = [
-        (f"database {name}", hide_url(found.database_url.get_secret_value()))
-        for name, found in settings.contexts.items()
+        (f"database {name}", hide_url(context.database_url.get_secret_value()))
+        for name, context in settings.contexts.items()
     ]
     rows += [("NATS", hide_url(fleet.stack.nats.url)), ("Redis", hide_url(fleet.stack.valkey.url))]
     rows += [
         (f"handler of {name}.{it.name}", _handler(fleet, it.handler))
-        for name, found in settings.contexts.items()
-        for it in found.subscriptions.values()
+        for name, context in settings.contexts.items()
+        for it in context.subscriptions.values()
     ]
     if fleet.options.ops:
         rows += [("console", fleet.ops or "")]

@@ -52,9 +52,9 @@ def init(
 
 def project() -> dict[str, str]:
     """Return the text of each file of the project. Raises ConfigurationError where they are not installed."""
-    found = next((place for place in PLACES if (place / "relay.toml").is_file()), None)
-    if found is None:
+    place = next((it for it in PLACES if (it / "relay.toml").is_file()), None)
+    if place is None:
         raise ConfigurationError("the files of the project are not installed", hint="install jetrelay again")
     return {
-        _RENAMED.get(it.name, it.name): it.read_text("utf-8") for it in sorted(found.iterdir()) if it.is_file()
+        _RENAMED.get(it.name, it.name): it.read_text("utf-8") for it in sorted(place.iterdir()) if it.is_file()
     }

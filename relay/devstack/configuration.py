@@ -69,7 +69,9 @@ def declared(config: Path | None, environment: Mapping[str, str]) -> Settings:
     """Read the contexts and subscriptions before there are servers or handlers. Raises ConfigurationError."""
     address = {"DATABASE_URL": "postgresql://localhost/{context}"}
     unnamed = without_handler(config, environment)
-    handlers = {handler_variable(name, it): _UNKNOWN for name, found in unnamed.items() for it in found}
+    handlers = {
+        handler_variable(name, it): _UNKNOWN for name, subscriptions in unnamed.items() for it in subscriptions
+    }
     return load_settings(config, {**environment, **address, **handlers, OWN_SERVERS: "1"})
 
 
@@ -81,7 +83,7 @@ def sampled(config: Path | None, environment: Mapping[str, str], *, everything: 
     contexts = declared(config, environment).contexts
     if not everything:
         return without_handler(config, environment)
-    return {name: [*found.subscriptions] for name, found in contexts.items() if found.subscriptions}
+    return {name: [*context.subscriptions] for name, context in contexts.items() if context.subscriptions}
 
 
 def configure(

@@ -102,7 +102,9 @@ class Fleet:
         self.stack.start()
         processes.end_leftovers(self.stack.directory)
         self.handlers = {name: f"http://{LOOPBACK}:{free_port()}/handle" for name in sampled}
-        handlers = {(name, it): self.handlers[name] for name, found in sampled.items() for it in found}
+        handlers = {
+            (name, it): self.handlers[name] for name, subscriptions in sampled.items() for it in subscriptions
+        }
         self._configuration = configuration.configure(
             self.stack, self.options.config, self._environment(), handlers
         )

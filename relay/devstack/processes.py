@@ -88,12 +88,12 @@ def describe(pid: int) -> str:
 
 def working_in(directory: Path, program: str) -> list[psutil.Process]:
     """List the processes of ``program`` whose working directory is ``directory``."""
-    found = []
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # ended meanwhile, or somebody else's
             if process.name() == program and Path(process.cwd()) == directory:
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def freeze(pid: int) -> list[psutil.Process]:

@@ -156,14 +156,14 @@ async def _hang(request: Request) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    found = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m relay.devstack.sample",
         description="A sample handler service. Reads relay.toml and RELAY_* variables for its database.",
     )
-    found.add_argument("--context", required=True, help="the context whose messages it handles")
-    found.add_argument("--host", default=LOOPBACK, help="the address to listen on (default: %(default)s)")
-    found.add_argument("--port", type=int, default=8000, help="the port to listen on (default: %(default)s)")
-    return found
+    arguments.add_argument("--context", required=True, help="the context whose messages it handles")
+    arguments.add_argument("--host", default=LOOPBACK, help="the address to listen on (default: %(default)s)")
+    arguments.add_argument("--port", type=int, default=8000, help="the port to listen on (default: %(default)s)")
+    return arguments
 
 
 def main() -> int:

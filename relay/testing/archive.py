@@ -39,9 +39,9 @@ class MemoryColdStore:
             raise ArchiveConflict(f"{name} exists already, with other content")
 
     async def get(self, name: str, into: IO[bytes]) -> bool:
-        if (found := self._files.get(name)) is not None:
-            shutil.copyfileobj(BytesIO(found), into)
-        return found is not None
+        if (content := self._files.get(name)) is not None:
+            shutil.copyfileobj(BytesIO(content), into)
+        return content is not None
 
     async def delete(self, name: str) -> None:
         self._files.pop(name, None)
@@ -53,16 +53,16 @@ class MemoryColdStore:
 @dataclass(slots=True)
 class _MemoryBatch:
     number: int
-    found: Sequence[ArchivedRow]
+    leaving: Sequence[ArchivedRow]
     removed: Sequence[UUID] = ()
     manifest: Manifest | None = None
 
     async def rows(self) -> AsyncGenerator[Sequence[ArchivedRow], None]:
-        for row in self.found:
+        for row in self.leaving:
             yield [row]
 
     async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
-        self.removed = [row.id for row in self.found if row.id in ids]
+        self.removed = [row.id for row in self.leaving if row.id in ids]
         self.manifest = manifest
         return len(self.removed)
 
@@ -102,13 +102,13 @@ class MemoryArchive:
     async def open(
         self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
     ) -> AsyncIterator[_MemoryBatch | None]:
-        found = self._old(kind, streams, after)[:limit]
+        leaving = self._old(kind, streams, after)[:limit]
         if self._is_open:
             yield None
             return
         self._is_open = True
         try:
-            batch = _MemoryBatch(self._numbers[kind] + 1, found)
+            batch = _MemoryBatch(self._numbers[kind] + 1, leaving)
             yield batch
             if batch.manifest is not None:
                 self._tables[kind] = [it for it in self._tables[kind] if it[1].id not in batch.removed]
@@ -138,8 +138,8 @@ class MemoryArchive:
     async def expired(self, keep: timedelta) -> Sequence[Manifest]:
         _ = self._tables
         old = {key: it for key, it in self._batches.items() if it.last_at < self.clock.now - keep}
-        found = {key: it for key, it in old.items() if key in self._announced} | self._deleted
-        return [found[key] for key in sorted(found)]
+        manifests = {key: it for key, it in old.items() if key in self._announced} | self._deleted
+        return [manifests[key] for key in sorted(manifests)]
 
     async def delete(self, manifest: Manifest, ids: Sequence[UUID], by: Operator) -> None:
         _ = self._tables

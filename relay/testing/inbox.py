@@ -71,9 +71,9 @@ class MemoryInbox:
 
     def requeue(self, message_id: UUID) -> None:
         """Do what an operator's requeue does to a dead message: it is due at once, with new attempts."""
-        found, now = self._rows[message_id], self.clock.now
-        row = found.row._replace(rejected=None)
-        self._rows[message_id] = StoredMessage(row, found.received_at, now, requeues=found.requeues + 1)
+        stored, now = self._rows[message_id], self.clock.now
+        row = stored.row._replace(rejected=None)
+        self._rows[message_id] = StoredMessage(row, stored.received_at, now, requeues=stored.requeues + 1)
 
     # --- receive ---
 
@@ -105,66 +105,68 @@ class MemoryInbox:
     async def claim(
         self, message_id: UUID, lease: timedelta, max_attempts: int = UNLIMITED_ATTEMPTS
     ) -> ClaimedMessage | None:
-        found, since = self._rows.get(message_id), time.monotonic()
-        if found is None or not self._is_free(found, _EARLY):
+        stored, since = self._rows.get(message_id), time.monotonic()
+        if stored is None or not self._is_free(stored, _EARLY):
             return None
-        if found.row.rejected is None and found.attempts >= max_attempts:
-            found.row = found.row._replace(rejected=unanswered(max_attempts))
-        elif found.row.rejected is None:
-            found.attempts += 1
-        found.token, found.claimed_until = uuid4(), self.clock.now + lease
-        return ClaimedMessage(found.token, found.row, found.attempts, found.requeues, since, found.received_at)
+        if stored.row.rejected is None and stored.attempts >= max_attempts:
+            stored.row = stored.row._replace(rejected=unanswered(max_attempts))
+        elif stored.row.rejected is None:
+            stored.attempts += 1
+        stored.token, stored.claimed_until = uuid4(), self.clock.now + lease
+        return ClaimedMessage(
+            stored.token, stored.row, stored.attempts, stored.requeues, since, stored.received_at
+        )
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
-        if found := self._held(claim):
-            found.claimed_until = self.clock.now + lease
-        return found is not None
+        if stored := self._held(claim):
+            stored.claimed_until = self.clock.now + lease
+        return stored is not None
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
         return [claim for claim in claims if self._mark_processed(claim)]
 
     def _mark_processed(self, claim: ClaimedMessage) -> bool:
-        found = self._held(claim)
-        if found is None or found.row.rejected is not None:
+        stored = self._held(claim)
+        if stored is None or stored.row.rejected is not None:
             return False
-        found.processed_at = self.clock.now
-        found.release()
+        stored.processed_at = self.clock.now
+        stored.release()
         return True
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
-        if found := self._held(claim):
-            found.last_error = printable(disposition.error)
-            found.attempts -= int(not disposition.counts)
-            found.release(self.clock.now + disposition.delay)
-        return found is not None
+        if stored := self._held(claim):
+            stored.last_error = printable(disposition.error)
+            stored.attempts -= int(not disposition.counts)
+            stored.release(self.clock.now + disposition.delay)
+        return stored is not None
 
     async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
-        if found := self._held(claim):
-            found.row = found.row._replace(rejected=disposition)
-            found.last_error = printable(disposition.reason)
-        return found is not None
+        if stored := self._held(claim):
+            stored.row = stored.row._replace(rejected=disposition)
+            stored.last_error = printable(disposition.reason)
+        return stored is not None
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
-        if found := self._held(claim):
-            found.dead_lettered_at = self.clock.now
-            found.release()
-        return found is not None
+        if stored := self._held(claim):
+            stored.dead_lettered_at = self.clock.now
+            stored.release()
+        return stored is not None
 
     async def release(self, claim: ClaimedMessage, delay: timedelta) -> bool:
-        if found := self._held(claim):
-            found.release(self.clock.now + delay)
-        return found is not None
+        if stored := self._held(claim):
+            stored.release(self.clock.now + delay)
+        return stored is not None
 
     def _held(self, claim: ClaimedMessage) -> StoredMessage | None:
         """Return the row that a claim still holds."""
-        found = self._rows.get(claim.row.message_id)
-        return found if found is not None and found.token == claim.token else None
+        stored = self._rows.get(claim.row.message_id)
+        return stored if stored is not None and stored.token == claim.token else None
 
-    def _is_free(self, found: StoredMessage, early: timedelta = timedelta(0)) -> bool:
+    def _is_free(self, stored: StoredMessage, early: timedelta = timedelta(0)) -> bool:
         now = self.clock.now
-        claimed = found.claimed_until is not None and found.claimed_until >= now
-        waits = found.next_attempt_at is not None and found.next_attempt_at > now + early
-        return found.finished_at is None and not claimed and not waits
+        claimed = stored.claimed_until is not None and stored.claimed_until >= now
+        waits = stored.next_attempt_at is not None and stored.next_attempt_at > now + early
+        return stored.finished_at is None and not claimed and not waits
 
     # --- audit ---
 
@@ -172,8 +174,8 @@ class MemoryInbox:
         lost_before = self.clock.now - self._grace - waited
         waiting = sorted(self._unfinished(subscription), key=lambda it: it.enqueued_at)
         lost = [it for it in waiting if it.enqueued_at < lost_before and self._is_free(it)][:limit]
-        for found in lost:
-            found.enqueued_at = self.clock.now
+        for stored in lost:
+            stored.enqueued_at = self.clock.now
         return [it.row.message_id for it in lost]
 
     async def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:
@@ -183,9 +185,9 @@ class MemoryInbox:
             for it in self._unfinished(subscription)
             if not due or it.next_attempt_at is None or it.next_attempt_at <= now
         ]
-        found = sorted(waits, key=lambda it: (it.received_at, it.row.message_id))
-        for first in range(0, len(found), page):
-            yield [it.row.ack_subject for it in found[first : first + page]]
+        rows = sorted(waits, key=lambda it: (it.received_at, it.row.message_id))
+        for first in range(0, len(rows), page):
+            yield [it.row.ack_subject for it in rows[first : first + page]]
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
         held = {it.row.stream_seq for it in self._of(subscription, stream)}
@@ -195,12 +197,12 @@ class MemoryInbox:
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
         before = self.clock.now - _UNDER_WAY
-        found = [
+        messages = [
             Finished(it.row.message_id, it.row.stream_seq, it.row.ack_subject, it.row.headers.get(MSG_ID))
             for it in self._of(subscription, stream)
             if (it.finished_at and it.finished_at < before) or (on_receipt and it.received_at < before)
         ]
-        return sorted((it for it in found if after < it.stream_seq <= upto), key=lambda it: it.stream_seq)
+        return sorted((it for it in messages if after < it.stream_seq <= upto), key=lambda it: it.stream_seq)
 
     def _of(self, subscription: str, stream: str) -> Iterator[StoredMessage]:
         rows = self._rows.values()

@@ -128,8 +128,8 @@ class MemoryOutbox:
             due = [it for it in self._due() if it.lane in claim.lanes or it.lane == _NO_LANE]
             claim.busy = Counter(it.lane for it in due)
             quota = -(-limit // max(1, len(claim.busy)))
-            found = list(_first_of_lanes(due, quota))[:limit]
-            claimed = list(_within(sorted(found, key=lambda it: it.seq), max_bytes))
+            first = list(_first_of_lanes(due, quota))[:limit]
+            claimed = list(_within(sorted(first, key=lambda it: it.seq), max_bytes))
             claim.more = len(claimed) < len(due)
             self._hold(claim, claimed)
             yield claim
@@ -137,15 +137,15 @@ class MemoryOutbox:
     @asynccontextmanager
     async def find_one(self, event_id: UUID) -> AsyncIterator[_MemoryClaim]:
         async with self._claim() as claim:
-            if found := self._rows.get(str(event_id)):
-                while self._is_locked(found.lane) or self._is_held(found):  # noqa: ASYNC110  (a moved clock frees, too)
+            if stored := self._rows.get(str(event_id)):
+                while self._is_locked(stored.lane) or self._is_held(stored):  # noqa: ASYNC110  (a moved clock frees, too)
                     await asyncio.sleep(0.001)
-                found = self._rows[str(event_id)]
+                stored = self._rows[str(event_id)]
                 # A delayed event does not come first.
-                earlier = any(it.available_at is None or it.has_failed for it in self._before(found))
-                if found.published_at is None and not earlier:
-                    claim.lanes = [] if found.lane == _NO_LANE else [found.lane]
-                    self._hold(claim, [found])
+                earlier = any(it.available_at is None or it.has_failed for it in self._before(stored))
+                if stored.published_at is None and not earlier:
+                    claim.lanes = [] if stored.lane == _NO_LANE else [stored.lane]
+                    self._hold(claim, [stored])
             yield claim
 
     @property

@@ -80,28 +80,28 @@ class MemoryRuns:
         self._runs.setdefault((run.job, run.scheduled_for), StoredRun(uuid4()))
 
     async def claim(self, run: WaitingRun, token: UUID, who: str) -> ClaimedRun | None:
-        now, found = self.clock.now, self._runs.get((run.job, run.scheduled_for))
-        if found is None or any(it is not found for it in self._started(run.job)):
+        now, stored = self.clock.now, self._runs.get((run.job, run.scheduled_for))
+        if stored is None or any(it is not stored for it in self._started(run.job)):
             return None
-        over = found.claimed_until is not None and found.claimed_until <= now
-        if found.state is not RunState.WAITING and not (found.state is RunState.STARTED and over):
+        over = stored.claimed_until is not None and stored.claimed_until <= now
+        if stored.state is not RunState.WAITING and not (stored.state is RunState.STARTED and over):
             return None
-        found.state, found.token, found.claimed_until = RunState.STARTED, token, now + self.lease
-        found.attempts += 1
-        return ClaimedRun(run.job, run.scheduled_for, found.correlation_id, found.attempts, token)
+        stored.state, stored.token, stored.claimed_until = RunState.STARTED, token, now + self.lease
+        stored.attempts += 1
+        return ClaimedRun(run.job, run.scheduled_for, stored.correlation_id, stored.attempts, token)
 
     async def renew(self, run: ClaimedRun) -> bool:
-        if found := self._held(run):
-            found.claimed_until = self.clock.now + self.lease
-        return found is not None
+        if stored := self._held(run):
+            stored.claimed_until = self.clock.now + self.lease
+        return stored is not None
 
     async def settle(
         self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
     ) -> None:
-        if found := self._held(run):
-            found.state, found.error = state, error
-            found.token = found.claimed_until = None
-            found.available_at = self.clock.now + delay if state is RunState.WAITING else None
+        if stored := self._held(run):
+            stored.state, stored.error = state, error
+            stored.token = stored.claimed_until = None
+            stored.available_at = self.clock.now + delay if state is RunState.WAITING else None
 
     @property
     def _runs(self) -> dict[tuple[str, datetime], StoredRun]:
@@ -110,8 +110,8 @@ class MemoryRuns:
         return self.runs
 
     def _held(self, run: ClaimedRun) -> StoredRun | None:
-        found = self._runs.get((run.job, run.scheduled_for))
-        return found if found is not None and found.token == run.token else None
+        stored = self._runs.get((run.job, run.scheduled_for))
+        return stored if stored is not None and stored.token == run.token else None
 
     def _started(self, job: str) -> list[StoredRun]:
         return [it for (name, _), it in self._runs.items() if name == job and it.state is RunState.STARTED]

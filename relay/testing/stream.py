@@ -126,9 +126,9 @@ class MemoryConsumer:
 
     async def fetch(self, batch: int, wait: timedelta) -> Sequence[Delivery]:
         end = time.monotonic() + wait.total_seconds()
-        while not (found := self._next(batch)) and time.monotonic() < end:  # noqa: ASYNC110  (a moved clock tells nobody)
+        while not (messages := self._next(batch)) and time.monotonic() < end:  # noqa: ASYNC110  (a moved clock tells nobody)
             await asyncio.sleep(0.001)
-        return [self._deliver(message) for message in found]
+        return [self._deliver(message) for message in messages]
 
     async def finish(self) -> Sequence[Delivery]:
         return []
@@ -154,8 +154,8 @@ class MemoryConsumer:
 
     def _next(self, batch: int) -> list[StreamMessage]:
         again = [seq for seq, due in self._due.items() if due <= self._stream.clock.now]
-        found = [it for it in self._stream.messages if it.seq > self._delivered or it.seq in again]
-        return [it for it in found if self._fits(it)][:batch]
+        candidates = [it for it in self._stream.messages if it.seq > self._delivered or it.seq in again]
+        return [it for it in candidates if self._fits(it)][:batch]
 
     def _fits(self, message: StreamMessage) -> bool:
         return bool(self._filter.fullmatch(message.subject))

@@ -152,10 +152,10 @@ class Vibes(Played):
         """Return the statuses the handler gave, in order, by message."""
         calls = sample.calls.c
         query = select(calls.message_id, calls.status).order_by(calls.number)
-        found: dict[UUID, list[int]] = {}
+        answers: dict[UUID, list[int]] = {}
         for row in rows(self._consumer, query):
-            found.setdefault(row.message_id, []).append(row.status)
-        return found
+            answers.setdefault(row.message_id, []).append(row.status)
+        return answers
 
     def latencies(self) -> Latencies:
         """Measure latencies by the database server's clock, which stamps both ends."""

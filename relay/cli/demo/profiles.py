@@ -79,13 +79,13 @@ class Production:
 
 def find(name: str) -> Profile:
     """Return a profile by its name. Raises ConfigurationError, which lists the profiles."""
-    found = {path.parent.name: path.parent for place in PLACES for path in place.glob("*/relay.toml")}
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none"
+    profiles = {path.parent.name: path.parent for place in PLACES for path in place.glob("*/relay.toml")}
+    if name not in profiles:
+        names = ", ".join(sorted(profiles)) or "none"
         raise ConfigurationError(
-            f"no profile is called {name[:80]!r}", field="--profile", hint=f"there are: {known}"
+            f"no profile is called {name[:80]!r}", field="--profile", hint=f"there are: {names}"
         )
-    return Profile(name, found[name])
+    return Profile(name, profiles[name])
 
 
 def produce(profile: Profile, url: str, count: int, production: Production, stop: threading.Event) -> None:
