@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 
@@ -27,6 +28,11 @@ from tests.servers import TEMPLATE, copy_template, initialised, memory, share
 for _name in [*os.environ]:
     if _name.startswith(("RELAY_", "NATS_")) or _name in {"DATABASE_URL", "REDIS_URL"}:
         del os.environ[_name]
+
+# The same examples each time, however long each takes: no test depends on chance, or on the load of the machine.
+# To try others: pytest --hypothesis-profile default.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 # A shell that runs the tests in the background, or by nohup, has Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

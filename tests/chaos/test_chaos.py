@@ -20,20 +20,20 @@ SEED = "11"
 
 
 def test_a_run_under_faults_keeps_every_promise(server_root: Path) -> None:
-    command = [sys.executable, "-c", "from relay.cli import main; main()", "chaos", "--minutes", "1.9"]
+    command = [sys.executable, "-c", "from relay.cli import main; main()", "chaos", "--minutes", "1"]
     options = ["--seed", SEED, "--rate", "80", "--directory", str(server_root / "chaos")]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-3_000:]
     assert "Every promise was kept" in done.stdout
     beside = re.search(r"quick messages beside them ([\d,]+)", done.stdout)
     assert beside is not None
-    assert int(beside[1].replace(",", "")) > 100
+    assert int(beside[1].replace(",", "")) > 50
     [directory] = (server_root / "chaos").iterdir()
     assert "Every promise was kept" in (directory / "report.html").read_text()
     evidence = read(directory / "history")
-    assert len(evidence.business) >= 5_000
-    assert len(evidence.faults) >= 30
-    assert len({fault.kind for fault in evidence.faults}) >= 20
+    assert len(evidence.business) >= 2_500
+    assert len(evidence.faults) >= 12
+    assert len({fault.kind for fault in evidence.faults}) >= 10
     [upgrade, *_] = [fault for fault in evidence.faults if fault.kind == UPGRADE]
     assert upgrade.note.count(f"upgrade: {newest()} to {in_order(NEXT_RELEASE)[-1]}") == 2
     assert any(run.done for run in evidence.ran)
