@@ -23,7 +23,7 @@ from relay.domain.schedule import WaitingRun
 from relay.domain.topology import covers
 from relay.envelopes import writer
 from relay.execution.runners import RunOnLoop
-from relay.monitoring import known_labels
+from relay.monitoring import initial_labels
 from relay.settings.model import QueriesSettings
 from relay.worker import (
     OUTAGE_RETRIES,
@@ -123,4 +123,4 @@ with told():
     # If a cron job belongs to no configured context, the worker does not start. The scheduler does the same.
     _crons = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
     if metrics is not None:
-        metrics.expect(known_labels(settings, jobs=_crons))
+        metrics.expect(initial_labels(settings, jobs=_crons))

@@ -31,7 +31,6 @@ from relay.adapters.postgres.pool import Pool, create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.archive import ArchiveRows
-from relay.commands.coldrows import ColdRows, archived_subject
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.lag import ReadLag
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
@@ -160,7 +159,7 @@ class Application:
 
     def fetching(self, spec: ConsumerSpec) -> JetStreamConsumer:
         """A JetStream consumer that fetches at most its share of the bytes that the process may hold."""
-        share = self.settings.pull_share
+        share = self.settings.pull_bytes_each
         return NatsJetStreamConsumer(self.nats, stream=spec.stream, durable=spec.durable, max_bytes=share)
 
     def inbox(self, context: str, name: str) -> PostgresInboxAdapter:
@@ -207,14 +206,6 @@ class Application:
         tables, auditor = PostgresArchive(pooled(parts.pool), context), NatsStreamAuditor(self.nats)
         keep = parts.settings.archive.keep
         return ArchiveRows(context, after, tables, store, auditor, self.facts, keep=keep)
-
-    def cold_rows(self, context: str) -> ColdRows | None:
-        """The rows of a context's archive; None if it is off. Raises UnknownContext."""
-        parts = self.context(context)
-        if (store := cold_store(parts.settings.archive)) is None:
-            return None
-        subject = partial(archived_subject, parts.settings.routing)
-        return ColdRows(PostgresArchive(pooled(parts.pool), context), store, subject)
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
         database = settings.pooler or settings.database

@@ -23,8 +23,8 @@ def writer(settings: Settings, context: str) -> Envelope:
     """The envelope in which a context publishes. Raises ConfigurationError."""
     found = settings.contexts[context]
     if found.envelope == "cloudevents":
-        told = found.cloudevents.model_dump(include={"source", "subject", "dataschema"}, exclude_none=True)
-        return cloudevents(Wording(context, found.cloudevents.mode == "structured", tuple(told.items())))
+        attributes = found.cloudevents.model_dump(include={"source", "subject", "dataschema"}, exclude_none=True)
+        return cloudevents(Wording(context, found.cloudevents.mode == "structured", tuple(attributes.items())))
     return _find(settings, found.envelope, ("contexts", context, "envelope"))
 
 

@@ -23,12 +23,12 @@ from relay.adapters.postgres.pool import connected
 from relay.credentials import jetstream, redis_options
 from relay.domain.errors import ConfigurationError, MissingExtraError, RelayError
 from relay.domain.facts import FactSink
-from relay.settings import ContextSettings, Settings, load_settings, share_counts
+from relay.settings import ContextSettings, Settings, count_in_files, load_settings
 from relay.telemetry.liveness import Heartbeat, stuck_in, stuck_loop
 from relay.telemetry.probes import Probes, ServerAnswer
 
 if TYPE_CHECKING:
-    from relay.telemetry.metrics import Known, MetricFacts
+    from relay.telemetry.metrics import Labels, MetricFacts
     from relay.telemetry.scale import Ask
 
 #: How long a server may take to answer, in seconds.
@@ -42,7 +42,7 @@ _LOOK_INTERVAL_S: Final = 1.0
 Names = Mapping[str, Sequence[str]]
 
 
-def known_labels(settings: Settings, *, jobs: Names | None = None, types: Sequence[str] = ()) -> Known:
+def initial_labels(settings: Settings, *, jobs: Names | None = None, types: Sequence[str] = ()) -> Labels:
     """The labels that are known at the start. ``jobs``: the cron jobs of each context."""
     return {
         name: {
@@ -64,8 +64,8 @@ def scheduler_metrics(settings: Settings, jobs: Names, ask: Ask) -> Sequence[Fac
         return []
     with _client():
         from relay.telemetry.exposition import listen_to_samples  # noqa: PLC0415 - optional
-    interval, known = settings.metrics.interval.total_seconds(), known_labels(settings, jobs=jobs)
-    return listen_to_samples(known, settings.metrics.scheduler, interval, ask, _probes(settings))
+    interval, labels = settings.metrics.interval.total_seconds(), initial_labels(settings, jobs=jobs)
+    return listen_to_samples(labels, settings.metrics.scheduler, interval, ask, _probes(settings))
 
 
 def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink]:
@@ -74,7 +74,7 @@ def tasks_metrics(settings: Settings, types: Sequence[str]) -> Sequence[FactSink
         return []
     with _client():
         from relay.telemetry.exposition import listen  # noqa: PLC0415 - optional
-    return listen(known_labels(settings, types=types), settings.metrics.tasks, _probes(settings))
+    return listen(initial_labels(settings, types=types), settings.metrics.tasks, _probes(settings))
 
 
 def worker_metrics(settings: Settings) -> MetricFacts | None:
@@ -85,11 +85,11 @@ def worker_metrics(settings: Settings) -> MetricFacts | None:
     """
     if (directory := _directory(settings)) is None:
         return None
-    share_counts(directory)
+    count_in_files(directory)
     with _client():
         from relay.telemetry.exposition import listen_in_files  # noqa: PLC0415 - optional
     try:
-        return listen_in_files(known_labels(settings), directory)
+        return listen_in_files(initial_labels(settings), directory)
     except OSError as error:
         raise ConfigurationError(
             f"{directory} cannot be written: {error.strerror}",
@@ -175,7 +175,7 @@ def examine(settings: Settings) -> Sequence[ServerAnswer]:
 
 
 async def _examine(settings: Settings) -> Sequence[ServerAnswer]:
-    asked: dict[str, Callable[[], Awaitable[None]]] = {
+    checks: dict[str, Callable[[], Awaitable[None]]] = {
         "nats": partial(_nats, settings),
         "redis": partial(_redis, settings),
         **{f"postgresql {name}": partial(_postgresql, it) for name, it in settings.contexts.items()},
@@ -186,7 +186,7 @@ async def _examine(settings: Settings) -> Sequence[ServerAnswer]:
         async with slots:
             return await _examined(server, ask)
 
-    return await asyncio.gather(*(one(server, ask) for server, ask in asked.items()))
+    return await asyncio.gather(*(one(server, ask) for server, ask in checks.items()))
 
 
 async def _examined(server: str, ask: Callable[[], Awaitable[None]]) -> ServerAnswer:

@@ -187,7 +187,7 @@ class ArchiveRows:
                 if not draft.ids:
                     return None
                 manifest = await asyncio.to_thread(draft.finish, self._context, kind, batch.number)
-                await self._refuse_taken(manifest)
+                await self._refuse_existing(manifest)
                 await self._store.put(manifest.file, file)
             # Delete only the rows that were read back.
             ids = await read_back(self._store, manifest)
@@ -210,7 +210,7 @@ class ArchiveRows:
             await writing  # also after a failure, because the thread uses the file
         return draft
 
-    async def _refuse_taken(self, manifest: Manifest) -> None:
+    async def _refuse_existing(self, manifest: Manifest) -> None:
         """Refuse a name that has a manifest. Our batch is not committed, so another database wrote it."""
         if await self._store.get(manifest.name, io.BytesIO()):
             raise ArchiveConflict(

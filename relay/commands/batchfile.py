@@ -16,7 +16,7 @@ from uuid import UUID
 
 from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, StoreUnreachable
 
-#: The highest level takes twice as long, and makes files only a thirtieth smaller.
+#: The level of gzip. Level 9 takes twice as long, for files that are only a thirtieth smaller.
 _LEVEL: Final = 4
 _UUID_CHARS: Final = 36
 _FIRST: Final = {kind: f'{{"{kind.key}":"'.encode() for kind in ArchiveKind}
@@ -40,7 +40,7 @@ class BatchFile:
         self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=_LEVEL)
         self.ids: list[UUID] = []
         self._times: list[datetime] = []
-        #: In bytes, before compression.
+        #: The size in bytes, before compression.
         self.size = 0
 
     def write(self, rows: Sequence[ArchivedRow]) -> None:

@@ -158,7 +158,7 @@ def _once(accepted: Callable[[Answer], bool], **fields: Any) -> Run:
     return run
 
 
-def _taken(**fields: Any) -> Run:
+def _accepted(**fields: Any) -> Run:
     return _once(lambda answer: answer.done, **fields)
 
 
@@ -231,9 +231,9 @@ _unknown_type: Final = _once(
 )
 _REFUSED: Final = "401, and 200 when well signed"
 CASES: Final[Sequence[Case]] = (
-    Case("good", "200, 201 or 204 in time", _taken()),
-    Case("optional fields null", "200: events may lack time, correlation and causation", _taken(**_NULLS)),
-    Case("unknown field", "200: the contract may grow", _taken(field_of_a_later_version=1)),
+    Case("good", "200, 201 or 204 in time", _accepted()),
+    Case("optional fields null", "200: events may lack time, correlation and causation", _accepted(**_NULLS)),
+    Case("unknown field", "200: the contract may grow", _accepted(field_of_a_later_version=1)),
     Case("repeated", "200, then 409; or 200 again", _repeated),
     Case("four at once", "one 200, the others 409 or 5xx, then 409; or 200 each time", _at_once),
     Case("caller gives up", "200 or 409 when repeated, 5xx before that at most", _given_up),

@@ -20,7 +20,7 @@ from relay.ports import ArchiveTables, ColdStore
 
 #: Progress: how many batches are done, and of how many.
 Progress = Callable[[int, int], None]
-#: Whether an archived row is one of those that are wanted.
+#: Whether an archived row is one of those that are chosen.
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
@@ -43,40 +43,40 @@ class ColdRows:
     def __init__(self, tables: ArchiveTables, store: ColdStore, subject: SubjectOf) -> None:
         self._tables, self._store, self._subject = tables, store, subject
 
-    async def count(self, kind: ArchiveKind, wanted: RowFilter, progress: Progress) -> int:
+    async def count(self, kind: ArchiveKind, chosen: RowFilter, progress: Progress) -> int:
         """How many rows are selected. A row that was restored and archived again counts twice."""
-        return sum([len(lines) async for _, lines in self._found(kind, wanted, progress)])
+        return sum([len(lines) async for _, lines in self._selected(kind, chosen, progress)])
 
     async def read(
-        self, kind: ArchiveKind, wanted: RowFilter, fits: Fits, progress: Progress
+        self, kind: ArchiveKind, chosen: RowFilter, fits: Fits, progress: Progress
     ) -> Sequence[Mapping[str, Any]]:
         """Selected rows that also fit, as they are in the archive."""
-        found = self._found(kind, wanted, progress, fits)
+        found = self._selected(kind, chosen, progress, fits)
         return [json.loads(line) async for _, lines in found for line in lines]
 
-    async def restore(self, kind: ArchiveKind, wanted: RowFilter, by: Operator, progress: Progress) -> int:
+    async def restore(self, kind: ArchiveKind, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put rows back into their table, as they were; return how many the table lacked. Nothing is sent.
 
         The newest batches come first. So a row that was archived more than once gets its last state.
         """
-        found = self._found(kind, wanted, progress, backwards=True)
+        found = self._selected(kind, chosen, progress, backwards=True)
         return sum([await self._tables.restore(kind, lines, manifest.file, by) async for manifest, lines in found])
 
-    async def replay(self, wanted: RowFilter, by: Operator, progress: Progress) -> int:
+    async def replay(self, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put events back and mark them to be published again, in their order; return how many."""
-        found = self._found(ArchiveKind.OUTBOX, wanted, progress)
+        found = self._selected(ArchiveKind.OUTBOX, chosen, progress)
         return sum([await self._tables.replay(lines, by) async for _, lines in found])
 
-    async def _found(
+    async def _selected(
         self,
         kind: ArchiveKind,
-        wanted: RowFilter,
+        chosen: RowFilter,
         progress: Progress,
         fits: Fits = lambda _: True,
         *,
         backwards: bool = False,
     ) -> AsyncIterator[tuple[Manifest, Sequence[str]]]:
-        batches = [it for it in await self._tables.batches() if it.kind is kind and wanted.may_be_in(it)]
+        batches = [it for it in await self._tables.batches() if it.kind is kind and chosen.may_be_in(it)]
         if backwards:
             batches.reverse()
         for done, manifest in enumerate(batches):
@@ -86,11 +86,11 @@ class ColdRows:
                     if manifest not in await self._tables.batches():
                         continue  # a run has deleted it meanwhile
                     raise ArchiveDamaged(f"{manifest.file} is missing", hint="relay archive verify")
-                lines = await asyncio.to_thread(self._select, batchfile.lines(file, manifest), kind, wanted, fits)
+                lines = await asyncio.to_thread(self._select, batchfile.lines(file, manifest), kind, chosen, fits)
             if lines:
                 yield manifest, lines
         progress(len(batches), len(batches))
 
-    def _select(self, lines: Sequence[bytes], kind: ArchiveKind, wanted: RowFilter, fits: Fits) -> list[str]:
+    def _select(self, lines: Sequence[bytes], kind: ArchiveKind, chosen: RowFilter, fits: Fits) -> list[str]:
         rows = ((line, json.loads(line)) for line in lines)
-        return [line.decode() for line, row in rows if wanted.fits(kind, row, self._subject) and fits(row)]
+        return [line.decode() for line, row in rows if chosen.fits(kind, row, self._subject) and fits(row)]

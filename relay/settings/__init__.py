@@ -16,18 +16,9 @@ from pydantic import SecretStr, ValidationError
 
 from relay.domain.errors import ConfigurationError
 from relay.settings.archive import ArchiveSettings
-from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings, TlsSettings
-from relay.settings.model import (
-    AlertSettings,
-    ContextSettings,
-    PublishSettings,
-    RouteSettings,
-    Settings,
-    StreamSettings,
-    SubscriptionSettings,
-    tables,
-)
-from relay.settings.ops import OpsSettings, OpsUser
+from relay.settings.credentials import HttpSettings, TlsSettings
+from relay.settings.model import ContextSettings, Settings, SubscriptionSettings, tables
+from relay.settings.ops import OpsSettings
 from relay.settings.problems import KeyPath, SettingProblem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
@@ -46,31 +37,24 @@ from relay.settings.values import CONTEXT_NAME, format_duration, format_size
 __all__ = [
     "CONFIG_VARIABLE",
     "OWN_SERVERS",
-    "AlertSettings",
     "ArchiveSettings",
     "ContextSettings",
     "HttpSettings",
     "KeyPath",
     "MetricsSettings",
-    "NatsSettings",
     "OpsSettings",
-    "OpsUser",
-    "PublishSettings",
-    "RedisSettings",
-    "RouteSettings",
     "SettingProblem",
     "Settings",
-    "StreamSettings",
     "SubscriptionSettings",
     "TlsSettings",
     "TracingSettings",
+    "count_in_files",
     "declared_contexts",
     "effective",
     "environment_for_child",
     "find_file",
     "load_settings",
     "names_server",
-    "share_counts",
     "unusable",
     "without_handler",
 ]
@@ -115,7 +99,7 @@ def unusable(settings: Settings, problem: SettingProblem) -> ConfigurationError:
     return refuse([problem], settings._origins)  # noqa: SLF001
 
 
-def share_counts(directory: Path) -> None:
+def count_in_files(directory: Path) -> None:
     """Make prometheus-client count in files below ``directory``. It reads this only from the environment."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
 

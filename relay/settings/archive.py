@@ -14,10 +14,10 @@ from relay.settings.values import AbsolutePath, Duration, only
 
 #: The keys that only a bucket has.
 OF_BUCKET: Final = frozenset({"bucket", "endpoint", "region", "access_key_id", "secret_access_key", "options"})
-#: Below an hour rows would leave while operators still look at them, and batches would be tiny.
+#: A shorter time would take rows away from operators who look at them, in tiny batches.
 _SHORTEST: Final = timedelta(hours=1)
 _LONGEST: Final = timedelta(days=3650)
-#: What MicroDAO §17 names. `relay health` warns of others: tests and demonstrations have shorter ones.
+#: The bounds of MicroDAO §17. `relay health` warns of others, which tests and demonstrations have.
 USUAL: Final = (timedelta(days=90), timedelta(days=365))
 
 

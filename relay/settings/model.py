@@ -69,7 +69,9 @@ LogLevel = Annotated[
 ]
 #: Every worker loads these: they do the work of tasks and of subscriptions.
 OWN_ACTOR_MODULES: Final = ("tasks.actors", "consumer.actors")
+#: How often subscriptions are looked after, at the least.
 _LOOK_AFTER: Final = timedelta(seconds=3)
+#: The same while none has unfinished messages.
 _LOOK_AFTER_QUIET: Final = timedelta(seconds=5)
 
 
@@ -284,7 +286,7 @@ class ContextSettings(Section):
     name: str
     database_url: DatabaseUrl
     pooler_url: DatabaseUrl | None = None
-    #: ``schema``, which pydantic has a method for.
+    #: The key ``schema``. A field cannot have that name: pydantic has a method of that name.
     own_schema: SchemaName | None = Field(default=None, alias="schema")
     subject: str = DEFAULT_TEMPLATE
     envelope: EnvelopeName = "handler"
@@ -427,7 +429,7 @@ class Settings(Section):
         return tuple(name for name in self.actor_modules if name not in OWN_ACTOR_MODULES)
 
     @property
-    def pull_share(self) -> int:
+    def pull_bytes_each(self) -> int:
         """The share of ``pull_bytes`` for a subscription, or for the dead letters of a context that consumes."""
         consuming = [found.subscriptions for found in self.contexts.values() if found.subscriptions]
         return self.pull_bytes // max(1, len(consuming) + sum(map(len, consuming)))

@@ -362,7 +362,7 @@ def _default(context: ContextSettings) -> Problems:
                 f'for example subjects = ["{event_subjects(context.name)}"]',
             )
         else:
-            yield from _taken(context, (*path, "subject"), context.subject, context.event_streams)
+            yield from _stored_by(context, (*path, "subject"), context.subject, context.event_streams)
 
 
 def _route(
@@ -384,7 +384,7 @@ def _route(
     if row.subject is not None and (problems := list(_template((*path, key), row.subject))):
         yield from problems
     elif row.subject is not None or row.types:
-        yield from _taken(context, (*path, key), row.subject or context.subject, named)
+        yield from _stored_by(context, (*path, key), row.subject or context.subject, named)
     for topic in row.topics if row.subject is None else ():
         taking = [stream for stream in named if any(subjects_overlap(topic, it) for it in stream.subjects)]
         if not taking:
@@ -395,7 +395,9 @@ def _route(
             )
 
 
-def _taken(context: ContextSettings, path: KeyPath, subject: str, streams: Sequence[StreamSettings]) -> Problems:
+def _stored_by(
+    context: ContextSettings, path: KeyPath, subject: str, streams: Sequence[StreamSettings]
+) -> Problems:
     """Check that one of the streams stores a subject, and confirms it."""
     taking = [stream for stream in streams if context.routing.takes(stream.subjects, subject)]
     if not taking:

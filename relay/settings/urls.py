@@ -13,7 +13,7 @@ from relay.settings.values import is_module, only
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
 _PORT: Final = re.compile(r":[0-9]+$")
-#: Separates the servers of a cluster. Any other comma may be part of a password.
+#: The comma between two servers of a cluster. Any other comma may be part of a password.
 _NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)", re.IGNORECASE)
 
 

@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from relay.domain.facts import FactSink
 from relay.telemetry.gauges import BacklogGauges, UsageGauges
-from relay.telemetry.metrics import Known, MetricFacts
+from relay.telemetry.metrics import Labels, MetricFacts
 from relay.telemetry.probes import Probes
 from relay.telemetry.scale import Ask, Scale
 
@@ -41,29 +41,31 @@ Answer = Callable[[str], tuple[HTTPStatus, Any]]
 _log = logging.getLogger("relay.metrics")
 
 
-def listen(known: Known, address: str, probes: Probes) -> Sequence[FactSink]:
+def listen(labels: Labels, address: str, probes: Probes) -> Sequence[FactSink]:
     """Count in this process, and answer at ``address``."""
     registry = CollectorRegistry()
-    listeners = [MetricFacts(known, registry)]
+    listeners = [MetricFacts(labels, registry)]
     _answer(_serving(make_wsgi_app(registry), **_paths(probes)), address)
     return listeners
 
 
-def listen_to_samples(known: Known, address: str, interval: float, ask: Ask, probes: Probes) -> Sequence[FactSink]:
+def listen_to_samples(
+    labels: Labels, address: str, interval: float, ask: Ask, probes: Probes
+) -> Sequence[FactSink]:
     """As `listen`, and show backlogs and lag, which are sampled every ``interval`` seconds; answer GET /scale.
 
     ``ask``: starts to read the lag of a context.
     """
     registry = CollectorRegistry()
-    subscriptions = {context: labels["subscription"] for context, labels in known.items()}
+    subscriptions = {context: values["subscription"] for context, values in labels.items()}
     gauges, scale = BacklogGauges(subscriptions, interval), Scale(subscriptions, interval, ask)
     registry.register(gauges)
-    listeners: list[FactSink] = [MetricFacts(known, registry), gauges, scale]
+    listeners: list[FactSink] = [MetricFacts(labels, registry), gauges, scale]
     _answer(_serving(make_wsgi_app(registry), scale=scale.answer, **_paths(probes)), address)
     return listeners
 
 
-def listen_in_files(known: Known, directory: Path) -> MetricFacts:
+def listen_in_files(labels: Labels, directory: Path) -> MetricFacts:
     """Count in ``directory``, which the environment must name, together with other processes. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for kind in _KINDS:
@@ -71,7 +73,7 @@ def listen_in_files(known: Known, directory: Path) -> MetricFacts:
             (directory / f"{kind}_{os.getpid()}.db").open("xb").write(bytes(_INITIAL_BYTES))
     # prometheus-client chooses this class at its import, and another module may have imported it before.
     values.ValueClass = values.get_value_class()
-    return MetricFacts(known, CollectorRegistry())
+    return MetricFacts(labels, CollectorRegistry())
 
 
 def answer_for(directory: Path, address: str, probes: Probes) -> None:
@@ -135,16 +137,16 @@ def _bind(application: WSGIApplication, address: str) -> None:
     """Begin to answer. If the address is in use, try again until it is free; work continues meanwhile."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    told = False
+    warned = False
     while True:
         try:
             server = make_server(
                 host, int(port), application, _ServerOn6 if ":" in host else _ThreadedServer, _Quiet
             )
         except OSError as error:
-            if not told:
+            if not warned:
                 _log.warning("metrics cannot be read at %s yet: %s", address, error)
-            told = True
+            warned = True
             time.sleep(1)
         else:
             _log.info("metrics can be read at http://%s/metrics", address)

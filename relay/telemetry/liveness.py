@@ -1,4 +1,4 @@
-"""Whether processes turn: each beats from its event loop, and a probe sees a beat that has stopped."""
+"""Whether processes still work: each beats from its event loop, and a probe sees a beat that has stopped."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Final, NamedTuple
 
 from relay.domain.members import Usage
 
-#: Tells what does not turn; empty if all is well.
+#: Names what is stuck; empty if nothing is.
 Stuck = Callable[[], Sequence[str]]
 
 _INTERVAL_S: Final = 2.0
-#: A process that has not beaten for so long is stuck, in seconds. It has so long to start, too.
+#: Seconds after its last beat in which a process counts as stuck; also how long it may take to start.
 PATIENCE_S: Final = 60.0
 #: How long a loop may take to answer a probe in its own process, in seconds.
 _ANSWER_S: Final = 5.0
-_BEGINNING: Final = "alive_"
+_PREFIX: Final = "alive_"
 
 
 class Beat(NamedTuple):
-    """What a process says: when, by the clock that all processes of a machine share, and what it does then."""
+    """What a process is doing ``at`` a time of the monotonic clock, which all processes of a machine share."""
 
     at: float
     threads: int = 0
@@ -35,19 +35,19 @@ class Beat(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """It as text. A beat is as long as any other, so that none is left behind the end of the next."""
+        """The beat as text, always of one length, so that the next beat overwrites all of it."""
         return f"{self.at:020.3f} {self.threads:06} {self.busy:06} {self.waiting:09}".encode()
 
 
 class Heartbeat:
-    """The beat of a worker process, in a file of a directory. The file is locked while the process lives.
+    """Writes the beat of a worker process into a file of a directory. The file is locked while the process lives.
 
-    ``usage``: what the process does now, if it can say.
+    ``usage``: returns what the process is doing now, if it can say.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.usage: Callable[[], Usage | None] = lambda: None
-        self._path = directory / f"{_BEGINNING}{os.getpid()}"
+        self._path = directory / f"{_PREFIX}{os.getpid()}"
         self._clock = clock
         hidden = directory / f"starting_{os.getpid()}"  # a file without a lock would be taken for one left behind
         self._file = hidden.open("w+")
@@ -57,7 +57,7 @@ class Heartbeat:
         hidden.rename(self._path)
 
     def beat(self) -> None:
-        """Say that the process turns now."""
+        """Write a beat."""
         usage = self.usage() or Usage()
         beat = Beat(self._clock(), usage.threads, usage.busy, usage.waiting)
         os.pwrite(self._file.fileno(), beat.text, 0)
@@ -67,7 +67,7 @@ class Heartbeat:
         self._beating = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Say no more: the process ends."""
+        """Remove the file: the process ends."""
         if self._beating is not None:
             self._beating.cancel()
         self._path.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class Heartbeat:
 
 
 def stuck_in(directory: Path, clock: Callable[[], float] = time.monotonic) -> Sequence[str]:
-    """The processes of a directory that live and do not beat, or that there is none."""
+    """The processes of a directory that are alive and have stopped beating, or that there is none."""
     beats = beats_in(directory)
     if not beats:
         return ["no worker process"]
@@ -89,18 +89,18 @@ def stuck_in(directory: Path, clock: Callable[[], float] = time.monotonic) -> Se
 
 
 def beats_in(directory: Path) -> Mapping[str, Beat]:
-    """The last beat of each process of a directory that lives, by its number."""
-    living = [file for file in sorted(directory.glob(f"{_BEGINNING}*")) if _lives(file)]
-    return {file.name.removeprefix(_BEGINNING): _beaten(file) for file in living}
+    """The last beat of each living process of a directory, by its process id."""
+    living = [file for file in sorted(directory.glob(f"{_PREFIX}*")) if _lives(file)]
+    return {file.name.removeprefix(_PREFIX): _read_beat(file) for file in living}
 
 
 def stuck_loop(loop: asyncio.AbstractEventLoop, seconds: float = _ANSWER_S) -> Sequence[str]:
     """Whether the event loop of this process does not answer another thread."""
-    asked = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+    answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
     try:
-        asked.result(seconds)
+        answer.result(seconds)
     except FutureTimeout:
-        asked.cancel()
+        answer.cancel()
         return ["event loop"]
     return []
 
@@ -118,7 +118,7 @@ def _lives(file: Path) -> bool:
     return False
 
 
-def _beaten(file: Path) -> Beat:
+def _read_beat(file: Path) -> Beat:
     try:
         at, *numbers = file.read_text().split()
         return Beat(float(at), *map(int, numbers))

@@ -36,7 +36,7 @@ _ALWAYS: Final[Mapping[str, Collection[str]]] = {
 }
 
 #: Which values each label may have, by context.
-Known = Mapping[str, Mapping[str, Collection[str]]]
+Labels = Mapping[str, Mapping[str, Collection[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +141,24 @@ TIMINGS: Final[Mapping[type[Fact], tuple[Timing, ...]]] = {
 
 
 class MetricFacts:
-    """The listener that counts. Counters of ``known`` labels start at 0, so that the first increase is visible."""
+    """The listener that counts. Counters of the ``expected`` labels start at 0, so that the first rise shows."""
 
-    def __init__(self, known: Known, registry: CollectorRegistry) -> None:
-        self._subscriptions = {name: frozenset(values["subscription"]) for name, values in known.items()}
+    def __init__(self, expected: Labels, registry: CollectorRegistry) -> None:
+        self._subscriptions = {name: frozenset(values["subscription"]) for name, values in expected.items()}
         self._counters = {
             kind: [(spec, _counter(spec, registry)) for spec in specs] for kind, specs in COUNTS.items()
         }
         self._histograms = {
             kind: [(spec, _histogram(spec, registry)) for spec in specs] for kind, specs in TIMINGS.items()
         }
-        self.expect(known)
+        self.expect(expected)
 
-    def expect(self, known: Known) -> None:
+    def expect(self, expected: Labels) -> None:
         """Start the counters of further labels. A counter with an unknown label starts with its first fact."""
         metrics: list[tuple[Count | Timing, Counter | Histogram]] = []
         metrics += [pair for pairs in self._counters.values() for pair in pairs]
         metrics += [pair for pairs in self._histograms.values() for pair in pairs]
-        for context, values in known.items():
+        for context, values in expected.items():
             for spec, metric in metrics:
                 for labels in _combinations(spec.labels, {**_ALWAYS, **values}):
                     metric.labels(context, *labels)

@@ -1,4 +1,4 @@
-"""GET /healthz and GET /readyz beside the metrics: whether a process turns, and whether what it needs answers."""
+"""GET /healthz and GET /readyz beside the metrics: whether a process works, and whether its servers answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from relay.telemetry.liveness import Stuck
 
-#: For how long, in seconds, an examination is good. Many may ask, and each would connect to all servers.
+#: Seconds for which answers of the servers are used again, so that many probes make few connections.
 _GOOD_S: Final = 2.0
 
 
@@ -37,7 +37,7 @@ class Probes:
         self._last: tuple[float, Sequence[ServerAnswer]] | None = None
 
     def healthz(self, _query: str) -> tuple[HTTPStatus, dict[str, Any]]:
-        """Whether the process turns, whatever its servers do."""
+        """Whether the process still works, whatever its servers do."""
         if stuck := list(self._stuck()):
             return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "stuck", "stuck": stuck}
         return HTTPStatus.OK, {"status": "ok"}

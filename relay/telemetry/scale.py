@@ -16,8 +16,9 @@ from relay.domain.errors import InvalidRequest, LagUnknown, RelayError, UnknownC
 from relay.domain.facts import Fact, LagSampled
 from relay.domain.lag import ContextLag, SubscriptionLag
 
-#: A lag that is older than so many intervals is read anew; one that is older than so many more is not shown.
+#: A lag older than so many intervals is read anew.
 _FRESH_INTERVALS: Final = 1.2
+#: A lag older than so many intervals is not shown.
 _USABLE_INTERVALS: Final = 3
 #: After so many seconds a lag is read anew if some of its parts could not be read.
 _FAILED_S: Final = 2.0
@@ -69,7 +70,7 @@ class Scale:
     def answer(self, query: str) -> tuple[HTTPStatus, Json]:
         """Return the status and the body for a query string. Waits up to ``patience``. Runs in any thread."""
         try:
-            context, subscription = self._asked_for(query)
+            context, subscription = self._parameters(query)
             readings = self._current(list(self._subscriptions) if context is None else [context])
         except RelayError as error:
             return _status(error), _refusal(error)
@@ -83,7 +84,7 @@ class Scale:
             subscription
         ]
 
-    def _asked_for(self, query: str) -> tuple[str | None, str | None]:
+    def _parameters(self, query: str) -> tuple[str | None, str | None]:
         """The context and the subscription of a query. Raises InvalidRequest and UnknownContext."""
         found = parse_qs(query, keep_blank_values=True)
         if unknown := sorted(found.keys() - _PARAMETERS):
@@ -106,13 +107,13 @@ class Scale:
 
     def _current(self, contexts: Iterable[str]) -> dict[str, _Reading]:
         """The lag of contexts, none older than `_USABLE_INTERVALS`. Raises LagUnknown."""
-        wanted = {name: self._begin(name) for name in contexts}
-        wait([it for name, it in wanted.items() if it is not None and not self._usable(name)], self._patience)
-        if late := [name for name in wanted if not self._usable(name)]:
+        readings = {name: self._begin(name) for name in contexts}
+        wait([it for name, it in readings.items() if it is not None and not self._usable(name)], self._patience)
+        if late := [name for name in readings if not self._usable(name)]:
             raise LagUnknown(
                 f"the lag of context {late[0]} was not read within {self._patience:g} s", hint="ask again"
             )
-        return {name: self._readings[name] for name in wanted}
+        return {name: self._readings[name] for name in readings}
 
     def _begin(self, context: str) -> Future[None] | None:
         """Have a lag read that is not fresh; returns the reading under way, if there is one."""
@@ -189,5 +190,5 @@ def _status(error: RelayError) -> HTTPStatus:
 
 
 def _refusal(error: RelayError, context: str | None = None) -> Json:
-    told = {"code": error.code, "message": error.message, "hint": error.hint, "context": context}
-    return {"error": {key: value for key, value in told.items() if value is not None}}
+    fields = {"code": error.code, "message": error.message, "hint": error.hint, "context": context}
+    return {"error": {key: value for key, value in fields.items() if value is not None}}

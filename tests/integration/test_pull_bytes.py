@@ -107,7 +107,7 @@ def test_the_bytes_of_a_worker_are_shared_by_all_that_it_fetches() -> None:
             "database_url": "postgresql://h/d",
             "stream": {"name": "UP_EVENTS", "subjects": ["up.>"]},
         }
-        return Settings.model_validate({"contexts": declared, **values}).pull_share
+        return Settings.model_validate({"contexts": declared, **values}).pull_bytes_each
 
     assert share(0, 0) == 32 * MB
     assert share(1, 1) == 16 * MB

@@ -113,12 +113,12 @@ def decode(envelope: Envelope | str, subject: str, headers: Mapping[str, str], b
 
 def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]:
     """The headers of a message, with the partition key and the trace, wherever its envelope has them."""
-    told = {}
+    more = {}
     if event.partition_key and KEY not in headers:
-        told[KEY] = quoted(event.partition_key)
+        more[KEY] = quoted(event.partition_key)
     if event.traceparent and Trace.parse(find(headers)) is None:
-        told[TRACEPARENT] = event.traceparent
-    return {**headers, **told} if told else headers
+        more[TRACEPARENT] = event.traceparent
+    return {**headers, **more} if more else headers
 
 
 def read_request(subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
@@ -178,9 +178,9 @@ def _incoming(sent: NatsMsgId | None, fields: Mapping[str, Any], headers: Mappin
     )
 
 
-def _trace(*told: Any) -> str | None:
+def _trace(*values: Any) -> str | None:
     """The first valid ``traceparent``, as a header can hold it."""
-    return next((trace.value for value in told if value and (trace := Trace.parse(value))), None)
+    return next((trace.value for value in values if value and (trace := Trace.parse(value))), None)
 
 
 def _actor(fields: Mapping[str, Any], headers: Mapping[str, str]) -> Actor | None:

@@ -35,8 +35,8 @@ def agreed(subject: str, headers: Mapping[str, str], body: Mapping[str, Any]) ->
     for name, header in (("correlation_id", CORRELATION), ("causation_id", CAUSATION)):
         said = read_optional_id(read_header_text(headers.get(header)), header)
         if said is not None:
-            told = read_id(fields.setdefault(name, said.text), name)
-            _agree(name, told.uuid, said.uuid, f"the header {header} differs")
+            given = read_id(fields.setdefault(name, said.text), name)
+            _agree(name, given.uuid, said.uuid, f"the header {header} differs")
     fields.setdefault("occurred_at", headers.get(OCCURRED_AT))
     _agree_on_type(fields, subject, headers)
     return fields
@@ -49,8 +49,8 @@ def _agree(field: str, value: object, other: object, else_: str) -> None:
 
 def _agree_on_id(value: Any, headers: Mapping[str, str]) -> None:
     if value is not None and value != headers[MSG_ID] and (sent := NatsMsgId.read(headers)) is not None:
-        told = read_id(value, "message_id").shown
-        _agree("message_id", told, sent.id.shown, f"the header {MSG_ID} differs")
+        given = read_id(value, "message_id").shown
+        _agree("message_id", given, sent.id.shown, f"the header {MSG_ID} differs")
 
 
 def _agree_on_type(fields: Mapping[str, Any], subject: str, headers: Mapping[str, str]) -> None:

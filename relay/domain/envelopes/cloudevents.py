@@ -94,19 +94,19 @@ def _binary(event: Outgoing, attributes: Mapping[str, str | None]) -> tuple[str,
     }
     own[_CONTENT_TYPE] = None  # a header of the event itself could say the other mode
     # Readers refuse the whole event if a name is not valid for an attribute.
-    own |= {header: None for header, name, _ in _attribute_headers(event) if not _can_be_told(name)}
+    own |= {header: None for header, name, _ in _attribute_headers(event) if not _may_be_set(name)}
     return event.payload, own
 
 
 def _structured(event: Outgoing, attributes: Mapping[str, str | None]) -> tuple[str, Own]:
     """The event in the JSON format. Attributes that its headers set go into the body too."""
     own: Own = {_CONTENT_TYPE: STRUCTURED}
-    told = {name: value for name, value in attributes.items() if value is not None}
+    members = {name: value for name, value in attributes.items() if value is not None}
     for header, name, value in _attribute_headers(event):
         own[header] = None
-        if _can_be_told(name) and name not in attributes:
-            told[name] = _text(header, value)
-    return f'{json.dumps(told, ensure_ascii=False)[:-1]}, "data": {event.payload}}}', own
+        if _may_be_set(name) and name not in attributes:
+            members[name] = _text(header, value)
+    return f'{json.dumps(members, ensure_ascii=False)[:-1]}, "data": {event.payload}}}', own
 
 
 def _attribute_headers(event: Outgoing) -> Iterator[tuple[str, str, str]]:
@@ -117,7 +117,7 @@ def _attribute_headers(event: Outgoing) -> Iterator[tuple[str, str, str]]:
             yield header, name[len(_PREFIX) :], value
 
 
-def _can_be_told(name: str) -> bool:
+def _may_be_set(name: str) -> bool:
     """Whether an event can set an attribute of this name."""
     return name not in _NO_ATTRIBUTES and _ATTRIBUTE.fullmatch(name) is not None
 

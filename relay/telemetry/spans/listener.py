@@ -120,7 +120,7 @@ class SpanFacts:
                 f"{names.PROCESS} {name}",
                 context=within(parent),
                 kind=SpanKind.CONSUMER,
-                attributes=about | _told(traced),
+                attributes=about | _attributes(traced),
                 start_time=_nanoseconds(ended - seconds),
             )
         finally:
@@ -130,8 +130,8 @@ class SpanFacts:
         span.end(_nanoseconds(ended))
 
 
-def _told(traced: Traced) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _attributes(traced: Traced) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
         names.OPERATION_NAME: names.PROCESS,
         names.OPERATION_TYPE: names.PROCESS,
         names.DESTINATION: traced.source,
@@ -140,10 +140,10 @@ def _told(traced: Traced) -> dict[str, Any]:
         names.VERDICT: traced.verdict,
     }
     if traced.correlation_id is not None:
-        told[names.CONVERSATION_ID] = str(traced.correlation_id)
+        attributes[names.CONVERSATION_ID] = str(traced.correlation_id)
     if traced.verdict not in DONE:
-        told[names.ERROR_TYPE] = traced.verdict
-    return told
+        attributes[names.ERROR_TYPE] = traced.verdict
+    return attributes
 
 
 def _nanoseconds(at: float) -> int:
