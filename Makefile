@@ -60,6 +60,8 @@ soak: $(READY) ## break everything for hours: 30 minutes of each kind of run; le
 	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 --liveness $(SOAK_ARGS)
 	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 --topology cluster $(SOAK_ARGS)
 	$(BIN)/relay chaos --minutes $(SOAK_MINUTES) --rate 40 --topology failover $(SOAK_ARGS)
+# The whole of each matrix of which `make test` runs a sample.
+	$(BIN)/python -m pytest -q -m 'soak or chaos' tests/acceptance tests/chaos
 
 lint: $(READY) ## check style, types and who imports whom
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import pytest
 
 from relay import Event, Outbox
 from tests.acceptance.fleet import Fleet
+from tests.sampling import marked
 from tests.waiting import wait_for
 
 HANGING = 10
@@ -43,13 +44,15 @@ def deaf() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("kind", "chunk", "quick"),
-    [
-        ("http", 1, "http"),
-        ("http", 5, "http"),
-        ("plain", 1, "plain"),
-        ("plain", 5, "http"),
-        ("coroutine", 1, "plain"),
-    ],
+    marked(
+        [
+            ("http", 1, "http"),
+            ("http", 5, "http"),
+            ("plain", 1, "plain"),
+            ("plain", 5, "http"),
+            ("coroutine", 1, "plain"),
+        ]
+    ),
 )
 def test_a_subscription_goes_on_beside_ten_that_hang(
     start_fleet: Callable[..., Fleet], deaf: str, kind: str, chunk: int, quick: str

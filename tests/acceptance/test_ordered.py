@@ -13,6 +13,7 @@ import pytest
 from relay import Event, Outbox
 from tests.acceptance import ordered_effects
 from tests.acceptance.fleet import Fleet
+from tests.sampling import marked
 from tests.waiting import wait_for
 
 HANDLER = "python:tests.acceptance.ordered_effects"
@@ -59,8 +60,14 @@ def count(fleet: Fleet) -> int:
     return int(fleet.query("sea", "SELECT count(*) FROM effects")[0][0])
 
 
-@pytest.mark.parametrize("fault", ["a worker", "a worker and nats-server", "valkey's memory"])
-@pytest.mark.parametrize(("settle", "chunk"), [("handler", 1), ("inbox", 1), ("handler", 16)])
+CASES = [
+    (fault, *kind)
+    for kind in (("handler", 1), ("inbox", 1), ("handler", 16))
+    for fault in ("a worker", "a worker and nats-server", "valkey's memory")
+]
+
+
+@pytest.mark.parametrize(("fault", "settle", "chunk"), marked(CASES))
 def test_effects_of_a_key_happen_once_and_in_order(
     start_fleet: StartFleet, fault: str, settle: str, chunk: int
 ) -> None:

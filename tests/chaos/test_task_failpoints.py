@@ -17,6 +17,7 @@ from tasks import schedule
 from tests.acceptance import task_effects
 from tests.acceptance.task_effects import Job, coroutine, loose, short
 from tests.chaos.crashing import CrashFleet, killed, resume
+from tests.sampling import marked
 from tests.waiting import wait_for
 
 MODULES = "tasks.actors,consumer.actors,tests.acceptance.task_effects"
@@ -74,7 +75,9 @@ def test_every_point_is_played() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("point", "action", "kind"), CASES, ids=lambda it: getattr(it, "__name__", str(it)))
+@pytest.mark.parametrize(
+    ("point", "action", "kind"), marked(CASES), ids=lambda it: getattr(it, "__name__", str(it))
+)
 def test_whatever_happens_at_a_point_changes_nothing(
     fleet: TaskFleet, point: str, action: FailpointAction, kind: object
 ) -> None:
