@@ -51,7 +51,7 @@ def effects(directory: Path, message_id: str) -> int:
         return int(count)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_an_event_reaches_the_sample_handler_and_a_signal_ends_everything(
     directory: Path, number: signal.Signals
 ) -> None:

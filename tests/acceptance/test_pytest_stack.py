@@ -13,6 +13,7 @@ def test_the_page_kills_a_worker_and_all_is_well(tmp_path: Path) -> None:
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.soak  # the page above kills a worker of such a stack too
 def test_the_example_service_loses_nothing_when_a_worker_dies() -> None:
     done = example("test_stack.py")
     assert done.returncode == 0, done.stdout + done.stderr
