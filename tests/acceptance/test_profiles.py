@@ -22,7 +22,11 @@ def directory(server_directory: Path) -> Path:
     return server_directory
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != DEFAULT])
+# All profiles are played below; here the demo plays one, and each in `make soak`.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(it, marks=pytest.mark.soak if it != "cloudevents" else ()) for it in NAMES if it != DEFAULT],
+)
 def test_the_demo_plays_a_profile_and_its_accounts_balance(directory: Path, name: str) -> None:
     with Started(directory, "demo", "--profile", name, "--events", "60") as started:
         assert started.process.wait(120) == 0, started.text
