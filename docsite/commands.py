@@ -50,7 +50,7 @@ def _usage(command: Any, place: str) -> str:
     words = [place]
     arguments = [it for it in command.params if not it.opts[0].startswith("-")]
     for it in arguments:
-        word = it.name.upper() + ("…" if it.nargs == -1 else "")
+        word = it.name.strip("_").upper() + ("…" if it.nargs == -1 else "")
         words.append(word if it.required else f"[{word}]")
     if len(arguments) < len(command.params):
         words.append("[OPTIONS]")
@@ -59,7 +59,7 @@ def _usage(command: Any, place: str) -> str:
 
 def _row(it: Any) -> str:
     is_option = it.opts[0].startswith("-")
-    names = [*it.opts, *getattr(it, "secondary_opts", [])] if is_option else [it.name.upper()]
+    names = [*it.opts, *getattr(it, "secondary_opts", [])] if is_option else [it.name.strip("_").upper()]
     kind = _kind(it)
     value = "" if not is_option or getattr(it, "is_flag", False) else f" {kind}"
     told = [_text(it.help)]
@@ -90,7 +90,7 @@ def _kind(it: Any) -> str:
     if it.metavar:
         return str(it.metavar)
     known = {int: "NUMBER", float: "NUMBER"}
-    return known.get(_annotation(it), it.name.upper())
+    return known.get(_annotation(it), it.name.strip("_").upper())
 
 
 def _default(it: Any) -> str | None:

@@ -30,7 +30,7 @@ from relay.commands.archive import ArchiveReport, ArchiveRows, FileCheck
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator
-from relay.ops.rows import ListBatches
+from relay.ops.requests import ListBatches
 from relay.settings import ContextSettings, load_settings
 
 Answer = TypeVar("Answer")

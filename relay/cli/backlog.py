@@ -12,7 +12,7 @@ from rich.table import Table
 from relay.cli.operating import ContextOption, JsonOption, asked, visiting_contexts
 from relay.cli.tables import plain
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
-from relay.ops.rows import Backlog, ReadBacklog
+from relay.ops.requests import Backlog, ReadBacklog
 from relay.settings import ContextSettings
 
 

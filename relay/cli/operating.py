@@ -22,7 +22,7 @@ from relay.cli.tables import plain
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, of_context
 from relay.domain.identity import Id, check_id
 from relay.domain.operators import Operator, Outcome
-from relay.ops.desk import Desk, Sources
+from relay.ops.handlers import RowHandlers
 from relay.settings import ContextSettings, load_settings
 from relay.settings.values import parse_duration
 
@@ -70,7 +70,7 @@ ACTING: Final[Options] = {
 NOTE_REQUIRED: Final[Options] = {
     "note": (
         Annotated[str, typer.Option("--note", help="The reason; it is kept with the action.")],
-        inspect.Parameter.empty,
+        ...,
     )
 }
 
@@ -167,14 +167,14 @@ def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:
     return asyncio.run(once())
 
 
-async def asked(found: ContextSettings, query: Query[Answer], sources: Sources | None = None) -> Answer:
+async def asked(found: ContextSettings, query: Query[Answer]) -> Answer:
     """Ask the bus about one context. Raises DatabaseUnreachable, SchemaMissing, and NothingFound."""
-    return (await Desk({found.name: found}, sources or connecting).answer(QueryBus()).ask_async(query)).unwrap()
+    return (await RowHandlers({found.name: found}, connecting).answer(QueryBus()).ask_async(query)).unwrap()
 
 
 async def done(found: ContextSettings, command: Command[Answer]) -> Answer:
     """Carry out a command in one context, by the bus. Raises DatabaseUnreachable and SchemaMissing."""
-    return (await Desk({found.name: found}, connecting).commands().dispatch_async(command)).unwrap()
+    return (await RowHandlers({found.name: found}, connecting).commands().dispatch_async(command)).unwrap()
 
 
 def connecting(found: ContextSettings) -> AbstractAsyncContextManager[Source]:
@@ -221,7 +221,7 @@ def chosen(options: dict[str, Any], filters: Iterable[str]) -> None:
 
 
 def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command several options, which it gets as the dict ``options``. Each is (type, default)."""
+    """Give a command options, as its dict ``options``. Each is (type, default); `...`: none."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -231,7 +231,10 @@ def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[.
 
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
         keyword = inspect.Parameter.KEYWORD_ONLY
-        shared = [inspect.Parameter(name, keyword, default=default) for name, (_, default) in options.items()]
+        shared = [
+            inspect.Parameter(name, keyword, default=inspect.Parameter.empty if default is ... else default)
+            for name, (_, default) in options.items()
+        ]
         own = [parameter.replace(kind=keyword) for parameter in own]
         hints = get_type_hints(command, include_extras=True) | {name: kind for name, (kind, _) in options.items()}
         hints.pop("options")

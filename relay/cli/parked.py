@@ -30,7 +30,7 @@ from relay.cli.tables import View, print_rows
 from relay.cli.tables import columns as named
 from relay.domain.disclosure import stack_of
 from relay.domain.errors import TooMany
-from relay.ops.rows import ListParked, ReleaseKeys
+from relay.ops.requests import ListParked, ReleaseKeys
 from relay.settings import ContextSettings
 
 app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)

@@ -26,7 +26,7 @@ from relay.cli.operating import (
 )
 from relay.cli.tables import View, columns, print_rows
 from relay.domain.queues import JobPage, JobState, QueueView
-from relay.ops.desk import Desk
+from relay.ops.handlers import RowHandlers
 from relay.ops.queues import (
     DeleteJobs,
     ListJobs,
@@ -55,7 +55,7 @@ def list_(as_json: JsonOption = False, columns: ColumnsOption = None, wide: Wide
     view, settings = _QUEUES.choose(columns), load_settings()
 
     async def ask() -> Sequence[QueueView]:
-        bus = answer_for_queues(Desk(settings.contexts, connecting).answer(QueryBus()), settings)
+        bus = answer_for_queues(RowHandlers(settings.contexts, connecting).answer(QueryBus()), settings)
         return (await bus.ask_async(ListQueues())).unwrap()
 
     rows = [_row(queue) for queue in asyncio.run(ask())]

@@ -29,7 +29,7 @@ from relay.cli.tables import columns as named
 from relay.domain.disclosure import stack_of
 from relay.domain.operators import Operator
 from relay.domain.schedule import JobView, RunState, Schedule
-from relay.ops.rows import PauseJob, ReadSchedule, ResumeJob, RunJob
+from relay.ops.requests import PauseJob, ReadSchedule, ResumeJob, RunJob
 
 app = typer.Typer(help="Scheduled jobs: list, run, pause, resume.", no_args_is_help=True)
 

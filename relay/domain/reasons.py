@@ -7,8 +7,7 @@ PostgreSQL read in the same way.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -161,8 +160,3 @@ def _others(name: str | None = None) -> list[str]:
     slow = [it for it in slow if name is None or name.startswith(re.split("[^A-Za-z]", it, maxsplit=1)[0])]
     quick = [_ANSWERED, *(code.pattern for code in CODES if ".*" not in code.pattern)]
     return [f"^{_BEFORE}({'|'.join(quick)})", *(f"^{_BEFORE}{pattern}" for pattern in slow)]
-
-
-def frequent(reasons: Iterable[str | None]) -> list[tuple[str, int]]:
-    """Return how often each code is among reasons, the most frequent first."""
-    return Counter(map(code_of, filter(None, reasons))).most_common()

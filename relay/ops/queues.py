@@ -26,7 +26,7 @@ from relay.credentials import redis_options
 from relay.domain.errors import RelayError, TooMany, UnknownMessage, UnknownQueue, UnreadableMessage
 from relay.domain.operators import Operator, Outcome
 from relay.domain.queues import JobPage, JobState, QueueView
-from relay.ops.rows import ListTaskQueues, Rows
+from relay.ops.requests import ListTaskQueues, Rows
 from relay.settings import ContextSettings, Settings
 
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]

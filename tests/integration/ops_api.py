@@ -11,6 +11,7 @@ import httpx2
 
 from relay.ops.api.answering import Ops
 from relay.ops.api.app import create_app
+from relay.ops.console.flow import Flow
 from relay.settings import Settings
 from tests.unit.ops_support import TOKENS
 
@@ -47,6 +48,8 @@ async def serving(settings: Settings, *, base_url: str = "http://127.0.0.1:8085"
         fastapi.router.lifespan_context(fastapi),
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=base_url) as client,
     ):
+        # A page waits for all figures, however slow the machine is.
+        fastapi.state.flow = Flow(patience_s=30)
         yield Api(client, fastapi.state.ops)
 
 

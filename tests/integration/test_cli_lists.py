@@ -107,11 +107,11 @@ async def test_an_empty_list_says_what_was_looked_for_and_what_is_hidden(
         relay.add(event("v1"), event("v2"))
         await relay.command().drain(Shard(0, 1))
         waits = relay.add(event("v3"))
-        hidden = "Not shown: 1 waiting (--status waiting), 2 published (--status published).\n"
+        hidden = "In all states: 3. See --status waiting or published.\n"
         assert shell("outbox", "list", *SEA) == f"No dead or failing events in sea.\n{hidden}"
         found = shell("outbox", "list", "--status", "waiting", "--aggregate", "vibe:v9", *SEA)
-        assert (
-            found == "No waiting events with --aggregate vibe:v9 in sea.\nWithout the filter: 1 waiting events.\n"
+        assert found.startswith(
+            "No waiting events with --aggregate vibe:v9 in sea.\nIn all states, without the filter: 3."
         )
         assert str(waits[0]) in shell("outbox", "list", "--status", "waiting", *SEA)
 
@@ -197,8 +197,9 @@ async def test_dead_letters_are_found_by_the_code_of_their_reason(
     assert listed("connection refused") == [ids["connection_refused"]]
     assert listed("BUSY") == [ids["status_503"]]
     nothing = shell("dlq", "list", "--reason", "status_504", *SEA)
-    assert nothing.startswith("No open dead letters with --reason status_504 in sea.\nWithout the filter: ")
-    assert "Their codes: " in nothing
+    assert nothing.startswith(
+        "No open dead letters with --reason status_504 in sea.\nIn all states, without the filter: "
+    )
     assert shell("dlq", "requeue", "--reason", "tls", *SEA) == "sea: requeued 1\n"
 
 
@@ -211,5 +212,4 @@ async def test_events_and_tasks_are_found_by_the_code_of_their_error(
         await relay.command(max_attempts=1).drain(Shard(0, 1))
     [found] = shell.json("outbox", "list", "--error", "invalid_event", *SEA)
     assert (found["id"], found["error_code"]) == (str(dead), "invalid_event")
-    assert "Their codes: invalid_event 1." in shell("outbox", "list", "--error", "too_large", *SEA)
     assert shell.json("tasks", "list", "--error", "timeout", *SEA) == []

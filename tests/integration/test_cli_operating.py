@@ -159,7 +159,7 @@ async def test_list_shows_open_ones_of_all_contexts_and_says_which_did_not_answe
     assert "DATABASE_UNREACHABLE: context quiet" in shell("dlq", "list", status=1)
     shell("dlq", "resolve", str(id), "--note", "sent by hand")
     sea = ("--context", "sea")
-    nothing = "No open dead letters in sea.\nNot shown: 1 resolved (--status resolved).\n"
+    nothing = "No open dead letters in sea.\nIn all states: 1. See --status requeued, discarded or resolved.\n"
     assert shell("dlq", "list", *sea) == nothing
     [found] = shell.json("dlq", "list", "--all", *sea)
     assert (found["status"], found["note"], found["closed_by"]) == ("resolved", "sent by hand", getpass.getuser())

@@ -11,6 +11,7 @@ import jsonschema_rs
 import pytest
 
 from relay.devstack import NatsServer, ValkeyServer
+from relay.ops.kinds import KINDS
 from tests.integration.ops_api import Api, serving
 from tests.integration.ops_rows import real_rows
 from tests.unit.ops_support import TOKENS
@@ -74,5 +75,9 @@ async def test_each_answer_about_real_rows_is_what_its_route_declares(
                     wrong[method, path] = why
                 if answer.status_code >= 300 or about_nothing(body):
                     empty.append((method, path, it, body))
+            if kind := KINDS.get(path.rpartition("/")[2]):
+                # The columns of the statement are those of the description, from which each face is made.
+                described = {it.name for it in kind.columns}
+                assert {*body["items"][0]} - {"stack", "row_id", "cursor"} == described, path
     assert wrong == {}
     assert empty == []

@@ -178,7 +178,7 @@ async def test_the_command_line_lists_shows_and_tries_now(shell: Shell, database
     assert {it["id"] for it in shell.json("inbox", "list", "--all", *SEA)} == {failing, done}
     nothing = shell("inbox", "list", "--status", "dead", *SEA)
     assert "No dead messages in sea." in nothing
-    assert "Not shown: 1 failing" in nothing
+    assert "In all states: 2. See --status waiting, failing, " in nothing
     shown = shell("inbox", "show", failing, *SEA)
     assert "time-out: no answer" in shown
     assert "secret" not in shown

@@ -17,7 +17,7 @@ from relay.bus import QueryBus
 from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.tasks import TaskRef
 from relay.ops.queues import ListQueues, answer_for_queues
-from relay.ops.rows import ListTaskQueues
+from relay.ops.requests import ListTaskQueues
 from tests.integration.ops_api import Api, configured, serving
 from tests.integration.publishing import query
 from tests.integration.tasking import Mail, Tasks

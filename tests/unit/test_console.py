@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -13,17 +14,18 @@ import pytest
 import relay.ops.console
 from relay.domain.errors import InvalidRequest
 from relay.domain.life import Step, StepKind
-from relay.ops.api.models import EventsAsked, LettersAsked
+from relay.ops.api.models import models_of, values_of
 from relay.ops.console import words
 from relay.ops.console.asking import read
-from relay.ops.console.catalogue import EVENTS, KINDS, LETTERS, TASKS
 from relay.ops.console.flow import Sample, rate
 from relay.ops.console.graph import draw, entries
 from relay.ops.console.pages import is_page, link
+from relay.ops.kinds import DEAD_LETTERS, EVENTS, KINDS, TASKS, Kind
 from tests.unit.ops_support import TOKENS
 from tests.unit.test_ops_access import Away, app_of
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+EVENTS_PAGE: Any = models_of(EVENTS).page
 HERE = Path(relay.ops.console.__file__).parent
 
 
@@ -65,7 +67,7 @@ def test_numbers_names_and_sizes() -> None:
 
 
 def test_every_state_of_every_kind_has_a_colour() -> None:
-    states = {state for kind in KINDS.values() for state in kind.statuses} - {"discarded", "cancelled"}
+    states = {state for kind in KINDS.values() for state in kind.states} - {"discarded", "cancelled"}
     assert {state for state in states if words.tone(state) == "quiet"} == set()
 
 
@@ -129,14 +131,14 @@ def test_of_a_long_life_the_beginning_is_drawn() -> None:
 
 def test_a_filter_is_read_from_an_address() -> None:
     asked = read(
-        EventsAsked, [("status", "dead"), ("status", "failing"), ("since", "6h"), ("error", " "), ("limit", "5")]
+        EVENTS_PAGE, [("status", "dead"), ("status", "failing"), ("since", "6h"), ("error", " "), ("limit", "5")]
     )
     assert (asked.status, asked.error, asked.limit) == (["dead", "failing"], None, 5)
     assert asked.since is not None
     assert timedelta(hours=5.9) < datetime.now(UTC) - asked.since < timedelta(hours=6.1)
-    assert read(EventsAsked, [("since", "2026-01-01")]).since == datetime(2026, 1, 1, tzinfo=UTC)
-    letters = read(LettersAsked, [("class", "poison"), ("reason", "timeout")])
-    assert letters.wanted([]).kinds[0].value == "poison"
+    assert read(EVENTS_PAGE, [("since", "2026-01-01")]).since == datetime(2026, 1, 1, tzinfo=UTC)
+    letters = read(models_of(DEAD_LETTERS).page, [("class", "poison"), ("reason", "timeout")])
+    assert DEAD_LETTERS.wanted(values_of(DEAD_LETTERS, letters), []).kinds[0].value == "poison"
 
 
 @pytest.mark.parametrize(
@@ -144,13 +146,15 @@ def test_a_filter_is_read_from_an_address() -> None:
 )
 def test_what_cannot_be_read_is_named(name: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read(EventsAsked, [(name, text)])
+        read(EVENTS_PAGE, [(name, text)])
     assert (caught.value.field or "").startswith(name)
     assert ("90d" in (caught.value.hint or "")) == (name == "since")
 
 
-@pytest.mark.parametrize(("kind", "text"), [(LETTERS, "x"), (LETTERS, "0"), (LETTERS, "9" * 30), (TASKS, "1")])
-def test_an_id_of_another_form_is_refused(kind: object, text: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "text"), [(DEAD_LETTERS, "x"), (DEAD_LETTERS, "0"), (DEAD_LETTERS, "9" * 30), (TASKS, "1")]
+)
+def test_an_id_of_another_form_is_refused(kind: Kind, text: str) -> None:
     with pytest.raises(InvalidRequest):
         kind.key(text)
 

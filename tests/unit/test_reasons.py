@@ -10,7 +10,7 @@ import typer
 from relay.domain.errors import DomainError, InvalidSubject, MalformedMessage, Poison
 from relay.domain.model import HandlerResult
 from relay.domain.policies import NoStream, unanswered
-from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, frequent, wanted_of
+from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, wanted_of
 from relay.execution.calls import answer, timed_out
 
 _HOST = "Cannot connect to host sr:80 ssl:default"
@@ -89,7 +89,6 @@ def test_an_operator_may_write_a_code_as_words_or_a_part_of_the_text(asked: str,
 
 def test_no_reason_has_no_code() -> None:
     assert (code_of(None), code_of(""), wanted_of(None).pattern) == ("", "", None)
-    assert frequent(["HTTP 503", None, "HTTP 503: x", "HTTP 500"]) == [("status_503", 2), ("status_500", 1)]
 
 
 @pytest.mark.parametrize(("command", "name"), [("dlq", "reason"), ("outbox", "error"), ("tasks", "error")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections import defaultdict
@@ -18,9 +17,10 @@ from relay.adapters.postgres.paging import Page, Row
 from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.http import as_response, error_body, json_response, status_of
 from relay.domain.operators import Operator, Outcome
-from relay.ops.api.access import Caller, check_payloads
+from relay.ops.api.access import Caller
 from relay.ops.api.models import ProblemOut, Selection
-from relay.ops.rows import Act, Find
+from relay.ops.kinds import Action, Kind
+from relay.ops.requests import ActOnRows, FindRows
 from relay.settings import Settings
 
 _MEANINGS: Final = {
@@ -110,18 +110,18 @@ async def answered(ops: Ops, query: Query[Any]) -> Response:
     return as_response(await ops.queries.ask_async(query))
 
 
-def page_of(find: type[Find], context: str, wanted: Any, asked: Any) -> Find:
+def page_of(kind: Kind, context: str, wanted: Any, asked: Any) -> FindRows:
     """The query for a page. ``asked``: which page, and how it is looked for."""
     which = {name: getattr(asked, name) for name in ("limit", "before", "thorough")}
-    return find(context=context, wanted=wanted, **which)
+    return FindRows(kind=kind.path, context=context, wanted=wanted, **which)
 
 
-async def paged(ops: Ops, query: Find) -> Response:
+async def paged(ops: Ops, kind: Kind, query: FindRows) -> Response:
     """A page of rows."""
     page: Page[Row] = await ops.recent.ask(ops, query)
     more = len(page.items) == query.limit and page.total > query.limit
     reach = {order: asdict(it) for order, it in page.reach.items()}
-    following = page.items[-1][query.key] if more else None
+    following = page.items[-1][kind.order] if more else None
     shown = {"items": page.items, "total": page.total, "exact": page.exact, "reach": reach, "next": following}
     return json_response(shown)
 
@@ -132,33 +132,20 @@ async def row_of(ops: Ops, query: Query[Row]) -> Row | Response:
     return as_response(found) if isinstance(found, Nothing) else dict(found.value)
 
 
-async def detailed(ops: Ops, caller: Caller, query: Query[Row], *, payload: bool) -> Response:
-    """One row, with its payload if that is asked for. Raises what `check_payloads` raises."""
-    if payload:
-        check_payloads(caller)
-    found = await row_of(ops, query)
-    if isinstance(found, Response):
-        return found
-    text = found.pop("payload")
-    return json_response({**found, **({"payload": json.loads(text)} if payload else {})})
-
-
 async def acted(
-    ops: Ops, caller: Caller, action: str, find: type[Find], do: type[Act], what: Mapping[str, Any]
+    ops: Ops, caller: Caller, kind: Kind, action: Action, selection: Selection[Any, Any], what: Mapping[str, Any]
 ) -> Response:
-    """Carry out an action, or count what it would change. ``what``: its objects."""
-    selection: Selection[Any, Any] = what["selection"]
-    context, ids, wanted = what["context"], what["ids"], what["wanted"]
+    """Carry out an action, or count what it would change. ``what``: its context, rows and arguments."""
     if selection.dry_run:
-        count = len(ids or ())
-        if ids is None:
-            query = find(context=context, wanted=wanted, limit=selection.limit)
-            page: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+        count = len(what["ids"] or ())
+        if what["ids"] is None:
+            named = {"context": what["context"], "wanted": what["wanted"], "limit": selection.limit}
+            page: Page[Row] = (await ops.queries.ask_async(FindRows(kind=kind.path, **named))).unwrap()
             count = len(page.all_of(selection.limit))
-        return json_response({"action": action, "dry_run": True, "count": count, "done": [], "refused": []})
+        return json_response({"action": action.name, "dry_run": True, "count": count, "done": [], "refused": []})
     by = Operator(caller.name, selection.note)
-    result = await ops.do(do(context=context, ids=ids, wanted=wanted, limit=selection.limit, by=by))
-    return outcome_of(action, result)
+    command = ActOnRows(kind=kind.path, action=action.name, limit=selection.limit, by=by, **what)
+    return outcome_of(action.name, await ops.do(command))
 
 
 def outcome_of(action: str, result: Result[Outcome]) -> Response:

@@ -20,13 +20,15 @@ from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
-from relay.ops.api import archive, contexts, events, inbox, letters, queues, system, tasks
+from relay.ops.api import archive, contexts, queues, system
 from relay.ops.api.access import FAULT, Door, Doorkeeper, Refused
 from relay.ops.api.answering import Ops, Recent
+from relay.ops.api.rows import router_of
 from relay.ops.archive import ArchiveDesk
 from relay.ops.console.pages import as_page
 from relay.ops.console.routes import attach
-from relay.ops.desk import Desk
+from relay.ops.handlers import RowHandlers
+from relay.ops.kinds import KINDS
 from relay.ops.queries import queries
 from relay.ops.queues import answer_for_queues, carry_out_for_queues
 from relay.ops.servers import answer_for_servers
@@ -60,17 +62,14 @@ def create_app(settings: Settings) -> Door:
         redoc_url=None,
         lifespan=living,
     )
-    desk = Desk(settings.contexts, pools.of)
+    rows = RowHandlers(settings.contexts, pools.of)
     cold = ArchiveDesk(settings.contexts, pools.of, patience=_PATIENCE_S)
-    asked = cold.answer(desk.answer(queries(settings, sources=pools.of)))
+    asked = cold.answer(rows.answer(queries(settings, sources=pools.of)))
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
-    done = carry_out_for_queues(cold.carry_out(desk.commands()), settings, pools.of)
+    done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent())
     for router in (
-        events.router,
-        inbox.router,
-        letters.router,
-        tasks.router,
+        *map(router_of, KINDS.values()),
         contexts.router,
         archive.router,
         queues.router,

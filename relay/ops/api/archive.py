@@ -19,7 +19,7 @@ from relay.ops.api.access import Operating, Reading
 from relay.ops.api.answering import PROBLEMS, Asked, InContext
 from relay.ops.api.models import OutcomeOut, Selection, Text, as_id
 from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive
-from relay.ops.rows import ListBatches
+from relay.ops.requests import ListBatches
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive", tags=["archive"], responses=PROBLEMS)
 _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)

@@ -14,7 +14,7 @@ from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.answering import PROBLEMS, Asked, InContext, answered, outcome_of
 from relay.ops.api.models import Number, OutcomeOut, Text
-from relay.ops.rows import (
+from relay.ops.requests import (
     ListParked,
     PauseJob,
     ReadAudit,

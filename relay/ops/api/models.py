@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
-from relay.adapters.postgres.messages import CURSOR, MessageFilter
-from relay.adapters.postgres.operating import EventFilter, TaskFilter
 from relay.domain.identity import Id, check_id
-from relay.domain.incidents import IncidentFilter, IncidentStatus
-from relay.domain.policies import DeadLetterClass
+from relay.ops.kinds.model import Action, Filter, Kind, either
 
 Key = TypeVar("Key")
-Filter = TypeVar("Filter", bound=BaseModel)
+FilterModel = TypeVar("FilterModel", bound=BaseModel)
 
 _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
 #: Text that PostgreSQL can hold, as filters have it.
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\x00]+$")]
 Number: TypeAlias = Annotated[int, Field(ge=1, le=2**63 - 1)]
-EventStatus = Literal["waiting", "failing", "dead", "published"]
-MessageStatus = Literal["waiting", "failing", "running", "parked", "dead", "processed"]
-TaskStatus = Literal["pending", "delivered", "running", "completed", "failed", "cancelled"]
+#: The types of ids in addresses and in JSON, by those of a kind.
+KEYS: Final[dict[type[Any], Any]] = {str: Text, int: Number, UUID: UUID}
 
 
 def as_id(text: str | None, field: str) -> Id | None:
@@ -29,98 +29,7 @@ def as_id(text: str | None, field: str) -> Id | None:
     return None if text is None else check_id(text, field).value
 
 
-# --- filters: what a list is asked for, and what an action is done to ---
-
-
-class EventsFilter(BaseModel):
-    """Which events. ``error``: a code such as ``timeout``, or a part of the text."""
-
-    model_config = _STRICT
-
-    event_type: Text | None = None
-    aggregate_type: Text | None = None
-    aggregate_id: Text | None = None
-    correlation_id: Text | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
-    error: Text | None = None
-
-    def wanted(self, statuses: list[str]) -> EventFilter:
-        """Return the filter of the events in these states."""
-        values = {name: getattr(self, name) for name in EventsFilter.model_fields}
-        return EventFilter(
-            **values | {"correlation_id": as_id(self.correlation_id, "correlation_id")}, statuses=statuses
-        )
-
-
-class MessagesFilter(BaseModel):
-    """Which messages. ``subject`` may hold ``*`` and end with ``>``. ``error``: a code, or a part of the text.
-
-    ``key``: the partition key. ``since`` and ``until``: when they were received.
-    """
-
-    model_config = _STRICT
-
-    subscription: Text | None = None
-    subject: Text | None = None
-    event_type: Text | None = None
-    key: Text | None = None
-    correlation_id: Text | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
-    error: Text | None = None
-
-    def wanted(self, statuses: list[str]) -> MessageFilter:
-        """Return the filter of the messages in these states."""
-        values = {name: getattr(self, name) for name in MessagesFilter.model_fields if name != "key"}
-        values["correlation_id"] = as_id(self.correlation_id, "correlation_id")
-        return MessageFilter(**values, partition_key=self.key, statuses=statuses)
-
-
-class LettersFilter(BaseModel):
-    """Which dead letters. ``class``: why they died. ``reason``: a code, or a part of the text."""
-
-    model_config = _STRICT
-
-    kind: list[DeadLetterClass] = Field(default=[], alias="class")
-    subscription: Text | None = None
-    event_type: Text | None = None
-    reason: Text | None = None
-    since: AwareDatetime | None = None
-    message_id: Text | None = None
-    correlation_id: Text | None = None
-
-    def wanted(self, statuses: list[IncidentStatus]) -> IncidentFilter:
-        """Return the filter of the incidents in these states."""
-        return IncidentFilter(
-            statuses=tuple(statuses),
-            kinds=tuple(self.kind),
-            subscription=self.subscription,
-            event_type=self.event_type,
-            reason=self.reason,
-            since=self.since,
-            message_id=as_id(self.message_id, "message_id"),
-            correlation_id=as_id(self.correlation_id, "correlation_id"),
-        )
-
-
-class TasksFilter(BaseModel):
-    """Which tasks. ``error``: a code, or a part of the text."""
-
-    model_config = _STRICT
-
-    type: Text | None = None
-    queue: Text | None = None
-    correlation_id: Text | None = None
-    since: AwareDatetime | None = None
-    error: Text | None = None
-
-    def wanted(self, statuses: list[str]) -> TaskFilter:
-        """Return the filter of the tasks in these states."""
-        values = {name: getattr(self, name) for name in TasksFilter.model_fields}
-        return TaskFilter(
-            **values | {"correlation_id": as_id(self.correlation_id, "correlation_id")}, statuses=statuses
-        )
+# --- what a list is asked for, and what an action is done to ---
 
 
 class _Looked(BaseModel):
@@ -136,32 +45,7 @@ class _Paged(_Looked):
     before: Number | None = None
 
 
-class EventsAsked(EventsFilter, _Paged):
-    """A page of events. ``status``: all of them if not given."""
-
-    status: list[EventStatus] = []
-
-
-class MessagesAsked(MessagesFilter, _Looked):
-    """A page of messages. ``status``: all of them if not given. ``before``: ``next`` of the page above."""
-
-    status: list[MessageStatus] = []
-    before: Annotated[str, StringConstraints(pattern=CURSOR)] | None = None
-
-
-class LettersAsked(LettersFilter, _Paged):
-    """A page of dead letters. ``status``: the open ones if not given."""
-
-    status: list[IncidentStatus] = []
-
-
-class TasksAsked(TasksFilter, _Paged):
-    """A page of tasks. ``status``: all of them if not given."""
-
-    status: list[TaskStatus] = []
-
-
-class Selection(BaseModel, Generic[Key, Filter]):
+class Selection(BaseModel, Generic[Key, FilterModel]):
     """What an action is done to: ``ids``, or what a ``filter`` finds, or ``all``. And why: ``note``.
 
     Nothing is done if a filter finds more than ``limit``. ``dry_run``: count, and change nothing.
@@ -170,18 +54,83 @@ class Selection(BaseModel, Generic[Key, Filter]):
     model_config = _STRICT
 
     ids: Annotated[list[Key], Field(min_length=1, max_length=10_000)] | None = None
-    filter: Filter | None = None
+    filter: FilterModel | None = None
     all: bool = False
     limit: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     note: Text | None = None
     dry_run: bool = False
 
     @model_validator(mode="after")
-    def _one_way(self) -> Selection[Key, Filter]:
+    def _one_way(self) -> Selection[Key, FilterModel]:
         filtered = self.filter is not None and bool(self.filter.model_dump(exclude_defaults=True))
         if (self.ids is not None) + filtered + self.all != 1:
             raise ValueError("say which, in one way: ids, a filter that is not empty, or all")
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class KindModels:
+    """The models of a kind. ``page``: what a list is asked for. ``selection``: what an action is done to."""
+
+    page: type[BaseModel]
+    selection: type[Selection[Any, Any]]
+    name: str
+
+    def action(self, action: Action) -> type[Selection[Any, Any]]:
+        """What an action is done to, with its arguments."""
+        if not action.arguments:
+            return self.selection
+        fields: dict[str, Any] = {
+            it.name: (
+                Literal[it.choices] if it.choices else int if it.form == "number" else Text,
+                Field(description=f"{it.meaning}.", examples=[it.hint]),
+            )
+            for it in action.arguments
+        }
+        name = f"{self.name}To{action.name.capitalize()}"
+        model: type[Selection[Any, Any]] = _made(name, __base__=self.selection, **fields)
+        return model
+
+
+def _made(name: str, **what: Any) -> Any:
+    return create_model(name, **{"__doc__": Selection.__doc__, **what})
+
+
+@cache
+def models_of(kind: Kind) -> KindModels:
+    """Make the models of a kind from its filters and states."""
+    name = "".join(it.capitalize() for it in kind.many.split())
+    doc = f"Which {kind.many}."
+    fields: Any = dict(map(_field, kind.filters))
+    narrowed: Any = _made(f"{name}Filter", __config__=_STRICT, __doc__=doc, **fields)
+    state: Any = kind.state if isinstance(kind.state, type(Enum)) else Literal[tuple(kind.states)]
+    some = either(kind.usual) if len(kind.usual) < len(kind.states) else "all"
+    paging: Any = _Paged
+    if kind.cursor:
+        before: Any = (Annotated[str, StringConstraints(pattern=kind.cursor)] | None, None)
+        paging = _made(f"{name}Paged", __base__=_Looked, before=before)
+    page = _made(
+        f"{name}Page",
+        __base__=(narrowed, paging),
+        __doc__=f"A page of {kind.many}. ``status``: {some} if not given. ``before``: ``next`` of the page above.",
+        status=(list[state], []),
+    )
+    key: Any = KEYS[kind.id]
+    chosen: Any = Selection[key, narrowed]
+    selection: Any = _made(f"{name}Selection", __base__=chosen, __doc__=Selection.__doc__)
+    return KindModels(page, selection, name)
+
+
+def _field(it: Filter) -> tuple[str, Any]:
+    types: dict[str, Any] = {"text": Text | None, "id": Text | None, "time": AwareDatetime | None}
+    many: Any = it.choices
+    values: Any = list[many] if many else types[it.form]
+    return it.name, (values, Field(default=[] if many else None, description=f"{it.meaning}."))
+
+
+def values_of(kind: Kind, asked: BaseModel) -> dict[str, Any]:
+    """The values of the filters of a kind in a model, by name."""
+    return {it.name: getattr(asked, it.name) for it in kind.filters}
 
 
 # --- answers ---

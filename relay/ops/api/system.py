@@ -18,7 +18,7 @@ from relay.ops.api.access import Reading
 from relay.ops.api.answering import PROBLEMS, Asked, Ops
 from relay.ops.api.models import Text
 from relay.ops.queries import Diagnose, Explain
-from relay.ops.rows import Backlog, ReadBacklog
+from relay.ops.requests import Backlog, ReadBacklog
 from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
 
 router: Final = APIRouter(tags=["system"], responses=PROBLEMS)

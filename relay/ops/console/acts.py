@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -17,13 +17,13 @@ from relay.bus.errors import NothingFound
 from relay.bus.http import status_of
 from relay.domain.errors import InvalidRequest, TooMany, of_context
 from relay.domain.operators import Operator, Outcome
-from relay.ops.api.access import Caller, Operating
+from relay.ops.api.access import Operating
 from relay.ops.api.answering import Asked, InContext, Ops
-from relay.ops.api.models import Text
+from relay.ops.api.models import Text, models_of, values_of
 from relay.ops.console.asking import Form, Pairs, absolute, read
-from relay.ops.console.catalogue import KINDS
-from relay.ops.console.kinds import Action, Kind
 from relay.ops.console.pages import page
+from relay.ops.kinds import KINDS, Action, Kind
+from relay.ops.requests import ActOnRows, FindRows
 
 router: Final = APIRouter()
 #: How many rows one form may change.
@@ -48,12 +48,16 @@ class _Asked(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The rows that an action is for: ids, or the filter ``wanted``, which was made from ``filters``."""
+    """The rows that an action is for: ids, or the filter ``wanted``, which was made from ``filters``.
+
+    ``arguments``: the texts of the action's fields.
+    """
 
     context: str
     kind: Kind
     action: Action
     note: str | None
+    arguments: Mapping[str, str]
     ids: Sequence[Any] | None
     wanted: Any
     filters: Sequence[tuple[str, str]]
@@ -63,7 +67,7 @@ class _Chosen:
         """How many rows the action is for. Raises TooMany."""
         if self.ids is not None:
             return len(self.ids)
-        query = self.kind.find(context=self.context, wanted=self.wanted, limit=1)
+        query = FindRows(kind=self.kind.path, context=self.context, wanted=self.wanted, limit=1)
         total = (await ops.queries.ask_async(query)).unwrap().total
         if total > MOST:
             raise TooMany(
@@ -76,7 +80,7 @@ class _Chosen:
         """The newest rows that the filter finds: the operator looks at them before the action."""
         if self.ids is not None:
             return ()
-        query = self.kind.find(context=self.context, wanted=self.wanted, limit=5)
+        query = FindRows(kind=self.kind.path, context=self.context, wanted=self.wanted, limit=5)
         found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
         return found.items
 
@@ -89,19 +93,21 @@ def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _Chos
         raise NothingFound("there is no such page")
     pairs = list(pairs)
     asked = read(_Asked, [it for it in pairs if it[0] in _OWN - _PAGING])
-    filters = [(it, absolute(text.strip())) for it, text in pairs if it not in _OWN and text.strip()]
+    arguments = {it: text for it, text in pairs if it in {own.name for own in action.arguments}}
+    filters = [
+        (it, absolute(text.strip()))
+        for it, text in pairs
+        if it not in _OWN and it not in arguments and text.strip()
+    ]
     if bool(asked.ids) == asked.all:
         raise InvalidRequest("say which: tick rows of a list, or take all that its filter finds")
-    statuses = [it for it in action.statuses if not asked.status or it in asked.status]
+    statuses = [it for it in action.states if not asked.status or it in asked.status]
     ids = [kind.key(it) for it in dict.fromkeys(asked.ids)] or None
     wanted = None
     if ids is None:
-        if action.narrowed and ("error" in dict(filters) or not filters):
-            raise InvalidRequest(
-                f"{action.name} needs a filter, and not one of errors", hint="filter by type or time"
-            )
-        wanted = kind.wanted(read(kind.filter, filters), statuses)
-    return _Chosen(context, kind, action, asked.note, ids, wanted, filters, statuses)
+        kind.check(action, dict(filters), every=not filters)
+        wanted = kind.wanted(values_of(kind, read(models_of(kind).page, filters)), statuses)
+    return _Chosen(context, kind, action, asked.note, arguments, ids, wanted, filters, statuses)
 
 
 @router.get("/contexts/{context}/{path}/{name}")
@@ -113,16 +119,19 @@ async def ask(
     return await _ask(request, ops, chosen)
 
 
-async def _ask(request: Request, ops: Ops, chosen: _Chosen, missing: str = "") -> Response:
+async def _ask(
+    request: Request, ops: Ops, chosen: _Chosen, missing: str = "", wrong: InvalidRequest | None = None
+) -> Response:
     return page(
         request,
         "confirm.html",
-        422 if missing else 200,
+        422 if missing or wrong else 200,
         context=chosen.context,
         chosen=chosen,
         count=await chosen.count(ops),
         some=await chosen.some(ops),
         missing=missing,
+        wrong=wrong,
     )
 
 
@@ -132,18 +141,26 @@ async def act(
 ) -> Response:
     """Do the action, and say what happened to each row."""
     chosen = _choose(ops, context, path, name, form)
-    if chosen.action.noted and not chosen.note:
+    if chosen.action.needs_note and not chosen.note:
         return await _ask(request, ops, chosen, "Say why: the note is kept with it.")
-    return told(request, chosen, await _carry_out(ops, caller, chosen))
+    try:
+        arguments = chosen.action.read(chosen.arguments)
+    except InvalidRequest as error:
+        return await _ask(request, ops, chosen, wrong=error)
+    command = ActOnRows(
+        kind=path,
+        action=name,
+        context=context,
+        ids=chosen.ids,
+        wanted=chosen.wanted,
+        limit=MOST,
+        arguments=arguments,
+        by=Operator(caller.name, chosen.note),
+    )
+    return result_page(request, chosen, await ops.do(command))
 
 
-async def _carry_out(ops: Ops, caller: Caller, chosen: _Chosen) -> Result[Outcome]:
-    by = Operator(caller.name, chosen.note)
-    command = chosen.action.do(context=chosen.context, ids=chosen.ids, wanted=chosen.wanted, limit=MOST, by=by)
-    return await ops.do(command)
-
-
-def told(request: Request, chosen: _Chosen, result: Result[Outcome]) -> Response:
+def result_page(request: Request, chosen: _Chosen, result: Result[Outcome]) -> Response:
     """The result of an action in words. Raises the error if it failed as a whole."""
     if isinstance(result, Failed):
         raise result.error

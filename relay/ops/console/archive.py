@@ -24,7 +24,7 @@ from relay.ops.console.asking import Form, Pairs, checked, read
 from relay.ops.console.deeds import Deed, note_of
 from relay.ops.console.pages import page
 from relay.ops.console.words import plural
-from relay.ops.rows import ListBatches
+from relay.ops.requests import ListBatches
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive")
 Verb = Literal["restore", "replay"]

@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from relay.adapters.jetstream.topology import ConsumerView, StreamView
-from relay.adapters.postgres.operating import EventFilter, TaskFilter
 from relay.adapters.postgres.paging import Page, Row
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError
-from relay.domain.incidents import IncidentFilter, IncidentStatus
 from relay.ops.api.answering import Ops
-from relay.ops.rows import FindEvents, FindIncidents, FindTasks, ReadBacklog
+from relay.ops.kinds import DEAD_LETTERS, EVENTS, TASKS, Kind
+from relay.ops.requests import FindRows, ReadBacklog
 from relay.ops.servers import ShowStreams
 from relay.settings import ContextSettings
 
@@ -77,15 +76,15 @@ class Context:
 class Patient(Generic[Answer]):
     """A question whose answer a page awaits only for a moment. It then runs in the background, once at a time."""
 
-    def __init__(self, unknown: Answer) -> None:
-        self._known = unknown
+    def __init__(self, unknown: Answer, patience_s: float) -> None:
+        self._known, self._patience_s = unknown, patience_s
         self._asking: asyncio.Task[Answer] | None = None
 
     async def ask(self, question: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         """Return the answer, or the last one if it takes long."""
         if self._asking is None:
             self._asking = asyncio.create_task(question())
-        done, _ = await asyncio.wait([self._asking], timeout=_PATIENCE_S)
+        done, _ = await asyncio.wait([self._asking], timeout=self._patience_s)
         if done:
             task, self._asking = self._asking, None
             self._known = task.result()
@@ -95,10 +94,11 @@ class Patient(Generic[Answer]):
 class Flow:
     """The figures of all contexts, kept for a moment. Each application has one such object."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._lock = asyncio.Lock()
         self._known: tuple[float, Sequence[Context]] = (float("-inf"), ())
-        self._streams: Patient[Streams] = Patient(None)
+        self._streams: Patient[Streams] = Patient(None, patience_s)
         self._contexts: dict[str, Patient[Context]] = {}
         self._seen: dict[str, deque[Sample]] = {}
 
@@ -115,7 +115,7 @@ class Flow:
 
     async def _figures(self, ops: Ops) -> Sequence[Context]:
         for name in ops.settings.contexts:
-            self._contexts.setdefault(name, Patient(Context(name=name, late=True)))
+            self._contexts.setdefault(name, Patient(Context(name=name, late=True), self._patience_s))
         return await asyncio.gather(*(it.ask(partial(_figures, ops, name)) for name, it in self._contexts.items()))
 
     def _with_streams(self, settings: ContextSettings, found: Context, streams: Streams) -> Context:
@@ -177,13 +177,12 @@ def _handled(settings: ContextSettings, streams: Mapping[str, StreamView]) -> in
 
 
 async def _figures(ops: Ops, name: str) -> Context:
-    letters_open = IncidentFilter(statuses=(IncidentStatus.OPEN,))
     try:
         (outbox, inbox, brake, full), letters, failed, waiting, latency = await asyncio.gather(
             _backlog(ops, name),
-            _total(ops, FindIncidents(context=name, wanted=letters_open, limit=1)),
-            _total(ops, FindTasks(context=name, wanted=TaskFilter(statuses=["failed"]), limit=1)),
-            _total(ops, FindTasks(context=name, wanted=TaskFilter(statuses=["pending", "delivered"]), limit=1)),
+            _total(ops, name, DEAD_LETTERS, "open"),
+            _total(ops, name, TASKS, "failed"),
+            _total(ops, name, TASKS, "pending", "delivered"),
             _latency(ops, name),
         )
     except RelayError as error:
@@ -205,15 +204,18 @@ async def _backlog(ops: Ops, name: str) -> Any:
     return (await ops.queries.ask_async(ReadBacklog(context=name))).unwrap()
 
 
-async def _total(ops: Ops, query: FindIncidents | FindTasks) -> int:
-    found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
-    return found.total
+async def _total(ops: Ops, name: str, kind: Kind, *states: str) -> int:
+    return (await _newest(ops, name, kind, states, 1)).total
+
+
+async def _newest(ops: Ops, name: str, kind: Kind, states: Sequence[str], limit: int) -> Page[Row]:
+    query = FindRows(kind=kind.path, context=name, wanted=kind.wanted({}, states), limit=limit)
+    return (await ops.queries.ask_async(query)).unwrap()
 
 
 async def _latency(ops: Ops, name: str) -> float | None:
     """The median time, in seconds, that the latest events took from their transaction to the stream."""
-    query = FindEvents(context=name, wanted=EventFilter(statuses=["published"]), limit=_SAMPLE)
-    found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+    found = await _newest(ops, name, EVENTS, ["published"], _SAMPLE)
     first = [it for it in found.items if it["generation"] == 0 and it["published_at"] and it["occurred_at"]]
     took = sorted((it["published_at"] - it["occurred_at"]).total_seconds() for it in first)
     return max(0.0, took[len(took) // 2]) if took else None

@@ -16,10 +16,11 @@ from relay.domain.errors import of_context
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Reading, check_payloads
 from relay.ops.api.answering import Asked, InContext, Ops, page_of
+from relay.ops.api.models import models_of, values_of
 from relay.ops.console.asking import checked, read
-from relay.ops.console.catalogue import KINDS
-from relay.ops.console.kinds import Action, Kind
 from relay.ops.console.pages import page
+from relay.ops.kinds import KINDS, Action, Kind
+from relay.ops.requests import GetRow, GroupRows
 
 router: Final = APIRouter()
 #: Fields of a query that choose a page, not rows.
@@ -34,16 +35,14 @@ class _Shown(BaseModel):
 
 
 async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: Kind) -> Response:
-    of_context(ops.settings.contexts, context)
-    asked = read(kind.asked, request.query_params.multi_items())
-    statuses: Sequence[str] = [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
-    wanted = kind.wanted(asked, statuses)
-    found: Page[Row] = await ops.recent.ask(ops, page_of(kind.find, context, wanted, asked))
+    asked, statuses = _read(request, ops, context, kind)
+    wanted = kind.wanted(values_of(kind, asked), statuses)
+    found: Page[Row] = await ops.recent.ask(ops, page_of(kind, context, wanted, asked))
     narrowed = bool(asked.model_dump(exclude_defaults=True, exclude=_PAGING))
     more = len(found.items) == asked.limit and found.total > asked.limit
     return page(
         request,
-        f"{kind.path}.html",
+        "list.html",
         context=context,
         kind=kind,
         items=found.items,
@@ -62,11 +61,16 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
     )
 
 
+def _read(request: Request, ops: Ops, context: str, kind: Kind) -> tuple[Any, Sequence[str]]:
+    """What a page is asked for, and the states of its rows."""
+    of_context(ops.settings.contexts, context)
+    asked: Any = read(models_of(kind).page, request.query_params.multi_items())
+    return asked, [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
+
+
 async def _grouped(request: Request, ops: Ops, context: str, kind: Kind) -> Response:
     """The counts by reason, which a list loads separately: counting may take longer than a page should."""
-    of_context(ops.settings.contexts, context)
-    asked = read(kind.asked, request.query_params.multi_items())
-    statuses: Sequence[str] = [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
+    asked, statuses = _read(request, ops, context, kind)
     groups = await _groups(ops, context, kind, asked, statuses)
     return page(
         request, "groups.html", context=context, kind=kind, groups=groups, here=f"/contexts/{context}/{kind.path}"
@@ -75,9 +79,11 @@ async def _grouped(request: Request, ops: Ops, context: str, kind: Kind) -> Resp
 
 async def _groups(ops: Ops, context: str, kind: Kind, asked: Any, statuses: Sequence[str]) -> Sequence[Any]:
     """How many rows there are of each reason, in the states that have a reason."""
-    if kind.group is None or not (states := [it for it in statuses if it in kind.grouped or kind.by == "reason"]):
+    with_reason = kind.states if kind.text[0] == "reason" else kind.grouped
+    if not kind.group or not (states := [it for it in statuses if it in with_reason]):
         return ()
-    query = kind.group(context=context, wanted=kind.wanted(asked, states), thorough=asked.thorough)
+    wanted = kind.wanted(values_of(kind, asked), states)
+    query = GroupRows(kind=kind.path, context=context, wanted=wanted, thorough=asked.thorough)
     return await ops.recent.ask(ops, query)
 
 
@@ -91,16 +97,16 @@ async def _show(request: Request, ops: Ops, caller: Caller, context: str, kind: 
     asked = checked(_Shown, dict(request.query_params))
     if asked.payload:
         check_payloads(caller)
-    found = await ops.queries.ask_async(kind.get(context=context, id=kind.key(asked.id)))
+    found = await ops.queries.ask_async(GetRow(kind=kind.path, context=context, id=kind.key(asked.id)))
     if isinstance(found, Nothing):
-        raise NothingFound(f"{context} has no {kind.noun} {asked.id[:100]!r}", hint="it may be in the archive")
+        raise NothingFound(f"{context} has no {kind.one} {asked.id[:100]!r}", hint="it may be in the archive")
     row = dict(found.value)
     if kind.body != "payload":
         row |= show_original(row.pop(kind.body))
     payload = row.pop("payload")
     return page(
         request,
-        f"{kind.path}-one.html",
+        (f"{kind.path}-one.html", "one.html"),
         context=context,
         kind=kind,
         row=row,

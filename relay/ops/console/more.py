@@ -19,7 +19,7 @@ from relay.ops.api.models import Text
 from relay.ops.console.asking import Form, Pairs, read
 from relay.ops.console.deeds import Deed, note_of
 from relay.ops.console.pages import page
-from relay.ops.rows import (
+from relay.ops.requests import (
     ListParked,
     PauseJob,
     ReadAudit,

@@ -99,8 +99,11 @@ def _environment() -> Environment:
     return environment
 
 
-def page(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """A page. ``context``, if it is among the values, is the context that the page is about."""
+def page(request: Request, template: str | Sequence[str], status: int = 200, **values: Any) -> Response:
+    """A page from a template, or from the first of several that exists.
+
+    ``context``, if it is among the values, is the context that the page is about.
+    """
     state = request.scope.get("state", {})
     app = request.scope.get("app")  # none yet, where the door refuses
     theme = request.cookies.get("theme")
@@ -113,7 +116,11 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> R
         "theme": theme if theme in _THEMES else None,
         "context": None,
     }
-    text = _environment().get_template(template).render(common | values)
+    text = (
+        _environment()
+        .select_template([template] if isinstance(template, str) else template)
+        .render(common | values)
+    )
     return HTMLResponse(text, status, _HEADERS)
 
 

@@ -1,0 +1,112 @@
+"""The routes of each kind of rows: list, group, show, and its actions, made from its description."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from relay.bus.http import json_response
+from relay.domain.incidents import show_original
+from relay.ops.api.access import Caller, Operating, Reading, check_payloads
+from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, row_of
+from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of
+from relay.ops.kinds import Action, Kind
+from relay.ops.kinds.model import either
+from relay.ops.requests import GetRow, GroupRows
+
+
+def router_of(kind: Kind) -> APIRouter:
+    """Return the routes of a kind, below its context."""
+    base, tag = f"/contexts/{{context}}/{kind.path}", kind.path.replace("-", " ")
+    router = APIRouter(prefix=base, tags=[tag], responses=PROBLEMS)
+    router.get("", response_model=PageOut)(_list(kind))
+    if kind.group:
+        router.get("/groups", response_model=list[dict[str, Any]])(_group(kind))
+    router.get("/{id}", response_model=dict[str, Any])(_show(kind))
+    for action in kind.actions:
+        router.post(f"/{action.name}", response_model=OutcomeOut)(_act(kind, action))
+    return router
+
+
+def _list(kind: Kind) -> Any:
+    async def route(ops: Any, _: Any, context: Any, asked: Any) -> Response:
+        wanted = kind.wanted(values_of(kind, asked), _states(asked) or kind.usual)
+        return await paged(ops, kind, page_of(kind, context, wanted, asked))
+
+    which: Any = Annotated[models_of(kind).page, Query()]
+    return _declared(route, f"list_{kind.noun}", kind.listing, Reading, asked=which)
+
+
+def _group(kind: Kind) -> Any:
+    async def route(ops: Any, _: Any, context: Any, asked: Any) -> Response:
+        wanted = kind.wanted(values_of(kind, asked), _states(asked) or kind.grouped)
+        query = GroupRows(kind=kind.path, context=context, wanted=wanted)
+        return json_response(await ops.recent.ask(ops, query))
+
+    about = f"Count {kind.many}, by default {either(kind.grouped)} ones, by the code of their {kind.text[0]}"
+    about = f"{about} and by their {kind.group}, among the newest 10,000."
+    which: Any = Annotated[models_of(kind).page, Query()]
+    return _declared(route, f"group_{kind.noun}", about, Reading, asked=which)
+
+
+def _states(asked: Any) -> list[str]:
+    return [str(getattr(it, "value", it)) for it in asked.status]
+
+
+def _show(kind: Kind) -> Any:
+    async def route(ops: Any, caller: Any, context: Any, id: Any, payload: Any = False) -> Response:
+        if payload:
+            check_payloads(caller)
+        row = await row_of(ops, GetRow(kind=kind.path, context=context, id=kind.key(str(id))))
+        if isinstance(row, Response):
+            return row
+        body = _body(kind, row)
+        return json_response({**row, **(body if payload else {})})
+
+    about = f"Show one {kind.one}: {kind.shows}. Its payload needs the right to see payloads."
+    name = f"show_{kind.one.replace(' ', '_')}"
+    return _declared(route, name, about, Reading, id=KEYS[kind.id], payload=bool)
+
+
+def _body(kind: Kind, row: dict[str, Any]) -> Mapping[str, Any]:
+    """Take the payload out of a row, as JSON shows it."""
+    if kind.body == "payload":
+        return {"payload": json.loads(row.pop("payload"))}
+    return show_original(row.pop(kind.body))
+
+
+def _act(kind: Kind, action: Action) -> Any:
+    async def route(ops: Any, caller: Any, context: Any, chosen: Any) -> Response:
+        return await _acted(ops, caller, context, kind, action, chosen)
+
+    model = models_of(kind).action(action)
+    return _declared(route, f"{action.name}_{kind.noun}", action.about, Operating, chosen=model)
+
+
+async def _acted(
+    ops: Ops, caller: Caller, context: str, kind: Kind, action: Action, chosen: Selection[Any, Any]
+) -> Response:
+    filters = values_of(kind, chosen.filter) if chosen.filter else {}
+    narrowing = {name for name, value in filters.items() if value}
+    kind.check(action, narrowing, every=chosen.all)
+    ids = None if chosen.ids is None else [kind.key(str(id), "ids") for id in chosen.ids]
+    what = {
+        "context": context,
+        "ids": ids,
+        "wanted": None if ids else kind.wanted(filters, action.states),
+        "arguments": action.read({it.name: str(getattr(chosen, it.name)) for it in action.arguments}),
+    }
+    return await acted(ops, caller, kind, action, chosen, what)
+
+
+def _declared(route: Any, name: str, about: str, caller: Any, **parameters: Any) -> Any:
+    """Name a route, and declare its parameters: the framework reads both for requests and for the document."""
+    ops, user, context, *_ = inspect.signature(route).parameters
+    route.__name__, route.__doc__ = name, about
+    route.__annotations__ = {ops: Asked, user: caller, context: InContext, **parameters, "return": Response}
+    return route

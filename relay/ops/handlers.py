@@ -1,0 +1,155 @@
+"""Answers the queries of `relay.ops.requests` and carries out its commands: one implementation for all callers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+from relay.adapters.postgres.actions import Actions
+from relay.adapters.postgres.archive import PostgresArchive
+from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.incidents import PostgresParkedKeys
+from relay.adapters.postgres.paging import Page, Row
+from relay.adapters.postgres.pool import Source
+from relay.adapters.postgres.pool import query as select
+from relay.adapters.postgres.schedule import PostgresSchedule
+from relay.bus import CommandBus, QueryBus
+from relay.domain.archive import Manifest
+from relay.domain.errors import InvalidRequest, of_context
+from relay.domain.operators import Outcome
+from relay.domain.schedule import Schedule, UnknownJob
+from relay.ops import requests
+from relay.ops.kinds import KINDS
+from relay.settings import ContextSettings
+
+#: Lends the database of a context. Raises DatabaseUnreachable.
+Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
+#: Groups are counted among this many of the newest rows.
+MAX_GROUPED: Final = 10_000
+#: Delivered tasks count too if they are due within a year.
+_EVEN_LATER: Final = timedelta(days=-365)
+
+
+class RowHandlers:
+    """The databases of contexts, and buses over them. All raise UnknownContext, and DatabaseUnreachable."""
+
+    def __init__(self, contexts: Mapping[str, ContextSettings], sources: Sources) -> None:
+        self._contexts = contexts
+        self._sources = sources
+
+    def _lend(self, context: str) -> AbstractAsyncContextManager[Source]:
+        return self._sources(of_context(self._contexts, context))
+
+    def answer(self, bus: QueryBus) -> QueryBus:
+        """Register the answers of the queries about rows with a bus; returns the bus."""
+        bus.handles(requests.ReadBacklog)(self._backlog)
+        bus.handles(requests.FindRows)(self._find)
+        bus.handles(requests.GroupRows)(self._group)
+        bus.handles(requests.GetRow)(self._get)
+        bus.handles(requests.ListParked)(self._parked)
+        bus.handles(requests.ListTaskQueues)(self._task_queues)
+        bus.handles(requests.ReadSchedule)(self._schedule)
+        bus.handles(requests.ListBatches)(self._batches)
+        bus.handles(requests.ReadAudit)(self._audit)
+        return bus
+
+    def commands(self) -> CommandBus:
+        """Return the bus that carries out the commands on rows."""
+        bus = CommandBus()
+        bus.handles(requests.ActOnRows)(self._act)
+        bus.handles(requests.ReleaseKeys)(self._release)
+        bus.handles(requests.RunJob)(self._run)
+        bus.handles(requests.PauseJob)(self._pause)
+        bus.handles(requests.ResumeJob)(self._pause)
+        return bus
+
+    async def _backlog(self, query: requests.ReadBacklog) -> requests.Backlog:
+        async with self._lend(query.context) as source:
+            reader, limits = PostgresBacklogReader(source), self._contexts[query.context].inbox_limits
+            outbox, inbox = await reader.outbox_backlog(), await reader.inbox_backlog()
+            return outbox, inbox, await reader.brake(), await reader.full_inboxes(limits)
+
+    async def _parked(self, query: requests.ListParked) -> Sequence[Row]:
+        async with self._lend(query.context) as source:
+            return await PostgresParkedKeys(source).list()
+
+    async def _task_queues(self, query: requests.ListTaskQueues) -> Sequence[str]:
+        async with self._lend(query.context) as source, source() as conn:
+            pending = await select(conn, "tasks/pending_queues")
+            delivered = await select(conn, "tasks/delivered_queues", grace=_EVEN_LATER)
+        return sorted({queue for (queue,) in (*pending, *delivered)})
+
+    async def _release(self, command: requests.ReleaseKeys) -> Outcome:
+        async with self._lend(command.context) as source:
+            return await PostgresParkedKeys(source).release(command.keys, command.subscription, command.by)
+
+    async def _schedule(self, query: requests.ReadSchedule) -> Schedule:
+        async with self._lend(query.context) as source:
+            return await PostgresSchedule(source).schedule()
+
+    async def _run(self, command: requests.RunJob) -> datetime:
+        async with self._lend(command.context) as source:
+            schedule = PostgresSchedule(source)
+            if (requested_at := await schedule.request(command.name, command.by)) is not None:
+                return requested_at
+            raise await _unknown(schedule, command.name)
+
+    async def _pause(self, command: requests.PauseJob | requests.ResumeJob) -> None:
+        async with self._lend(command.context) as source:
+            schedule = PostgresSchedule(source)
+            if not await schedule.pause(command.name, command.by, pause=isinstance(command, requests.PauseJob)):
+                raise await _unknown(schedule, command.name)
+
+    async def _batches(self, query: requests.ListBatches) -> Sequence[Manifest]:
+        async with self._lend(query.context) as source:
+            return await PostgresArchive(source, query.context).batches()
+
+    async def _audit(self, query: requests.ReadAudit) -> Sequence[Row]:
+        async with self._lend(query.context) as source:
+            return await Actions(source).find(query.model_dump(exclude={"context"}))
+
+    async def _find(self, query: requests.FindRows) -> Page[Row]:
+        async with self._store(query.kind, query.context) as store:
+            how = {"before": query.before, "short": not query.thorough}
+            page: Page[Row] = await store.find(query.wanted, query.limit, **how)
+            return page
+
+    async def _group(self, query: requests.GroupRows) -> requests.Groups:
+        async with self._store(query.kind, query.context) as store:
+            groups: requests.Groups = await store.groups(query.wanted, MAX_GROUPED, short=not query.thorough)
+            return groups
+
+    async def _get(self, query: requests.GetRow) -> Row | None:
+        async with self._store(query.kind, query.context) as store:
+            row: Row | None = await store.get(query.id)
+            return row
+
+    async def _act(self, command: requests.ActOnRows) -> Outcome:
+        """Do what was asked, at most: a filter that now finds more than was counted changes nothing."""
+        action = KINDS[command.kind].action(command.action)
+        async with self._store(command.kind, command.context) as store:
+            ids = await _ids(store, command) if command.ids is None else command.ids
+            outcome: Outcome = await getattr(store, action.name)(ids, command.by, **command.arguments)
+            if outcome.refused and command.wanted is not None:
+                page = await store.find(command.wanted, command.limit)
+                outcome = outcome.refusing({str(row["id"]) for row in page.items})
+            return outcome
+
+    @asynccontextmanager
+    async def _store(self, kind: str, context: str) -> AsyncIterator[Any]:
+        async with self._lend(context) as source:
+            yield KINDS[kind].store(source)
+
+
+async def _unknown(schedule: PostgresSchedule, name: str) -> UnknownJob:
+    known = ", ".join(job.name for job in (await schedule.schedule()).jobs) or "none"
+    return UnknownJob(f"no job is called {name[:200]!r}", field="name", hint=f"scheduled: {known}")
+
+
+async def _ids(store: Any, command: requests.ActOnRows) -> list[Any]:
+    if command.wanted is None:
+        raise InvalidRequest("say which: ids or a filter")
+    page: Page[Row] = await store.find(command.wanted, command.limit)
+    return [row["id"] for row in page.all_of(command.limit)]

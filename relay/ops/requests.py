@@ -1,0 +1,163 @@
+"""Operators' questions about rows and actions on them, as queries and commands of the command line and the API.
+
+A command names the rows in one of two ways: by ``ids``, or by a filter in ``wanted``. If the filter finds more
+than ``limit`` rows, the command changes none. A command may have both: then the filter says how the ids were
+chosen. If it no longer finds one of them, that id is not refused, because no one has named it. For each id the
+answer says: done, or why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
+
+from relay.adapters.postgres.paging import Page, Row
+from relay.bus import Command, Query
+from relay.domain.archive import Manifest
+from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
+from relay.domain.operators import Operator, Outcome
+from relay.domain.schedule import Schedule
+
+#: The backlogs of a context, the brake on its producers, and its full inboxes.
+Backlog: TypeAlias = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
+#: How many rows there are of each kind, with what the kind is.
+Groups: TypeAlias = Sequence[Mapping[str, Any]]
+#: A page ends before this key of the order in which the rows are listed.
+Before = Annotated[int, Field(ge=1, le=2**63 - 1)]
+Rows = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class ReadBacklog(Query[Backlog]):
+    """How much waits in a context, since when, and in which state (QRY-050, QRY-051)."""
+
+    context: str
+
+
+class FindRows(Query[Page[Row]]):
+    """The newest rows that a filter finds, without their payloads. ``before``: those behind the last of a page.
+
+    ``kind``: the path of a kind of `relay.ops.kinds`, which made the filter ``wanted``. ``thorough``: look at all
+    rows, however long it takes. Otherwise a page looks at the newest of each state, and its ``reach`` says where
+    that ended.
+    """
+
+    kind: str
+    context: str
+    wanted: Any
+    limit: Rows = 50
+    before: Before | str | None = None
+    thorough: bool = True
+
+
+class GroupRows(Query[Groups]):
+    """How many rows a filter finds of each code of a reason and ``group`` of the kind, the most frequent first.
+
+    ``thorough``: as of `FindRows`; but the answer does not say how far a look went: a page beside it does.
+    """
+
+    kind: str
+    context: str
+    wanted: Any
+    thorough: bool = True
+
+
+class GetRow(Query[Row]):
+    """All fields of one row, its payload too, and its history; nothing if there is no such row."""
+
+    kind: str
+    context: str
+    id: Any
+
+
+class ActOnRows(Command[Outcome]):
+    """An action on rows. All of them change in one transaction, with a row in the audit log that names ``by``.
+
+    ``action``: of the kind, which read the ``arguments``.
+    """
+
+    kind: str
+    action: str
+    context: str
+    ids: Sequence[Any] | None = None
+    wanted: Any = None
+    limit: Rows = 1_000
+    arguments: Mapping[str, Any] = {}
+    by: Operator
+
+
+class ListTaskQueues(Query[Sequence[str]]):
+    """The queues of tasks (by the tasks' names) that have due or delivered tasks."""
+
+    context: str
+
+
+# --- parked keys, the schedule, the archive, the audit log ---
+
+
+class ListParked(Query[Sequence[Row]]):
+    """The keys that ordered subscriptions have set aside, the longest parked first."""
+
+    context: str
+
+
+class ReleaseKeys(Command[Outcome]):
+    """Let keys go on in order: first the dead message, with new attempts, then the messages behind it.
+
+    ``keys`` None: all, of one ``subscription`` or of all.
+    """
+
+    context: str
+    keys: Sequence[str] | None = None
+    subscription: str | None = None
+    by: Operator
+
+
+class ReadSchedule(Query[Schedule]):
+    """What is scheduled in a context, and who leads it."""
+
+    context: str
+
+
+class RunJob(Command[datetime]):
+    """Run a job now; the answer says when this was first requested. Raises UnknownJob."""
+
+    context: str
+    name: str
+    by: Operator
+
+
+class PauseJob(Command[None]):
+    """Pause a cron job: it begins no run until it is resumed. Raises UnknownJob, and NotPausable for a duty."""
+
+    context: str
+    name: str
+    by: Operator
+
+
+class ResumeJob(Command[None]):
+    """Let a cron job go on. One run makes up for missed ones, unless the last is longer ago than its grace."""
+
+    context: str
+    name: str
+    by: Operator
+
+
+class ListBatches(Query[Sequence[Manifest]]):
+    """The batches in the archive of a context."""
+
+    context: str
+
+
+class ReadAudit(Query[Sequence[Row]]):
+    """What operators did, the newest first. ``id``: to this row. ``action``: such as ``dlq.requeue``."""
+
+    context: str
+    actor: str | None = None
+    action: str | None = None
+    id: str | None = None
+    since: datetime | None = None
+    before: Before | None = None
+    limit: Rows = 50

@@ -1,0 +1,183 @@
+"""What the command line asks and does, the HTTP API does, too: a new command needs a route, or a reason here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from relay.cli import create_app as command_line
+from relay.cli.rows import Rows, option_of
+from relay.ops.console.pages import _environment
+from relay.ops.kinds import KINDS, Kind
+from tests.unit.test_ops_access import app_of, routes
+
+_CONTEXT = "/api/v1/contexts/{context}/"
+#: Where the routes of a group of commands are, if not in a place of its name.
+PLACES = {
+    "outbox": f"{_CONTEXT}events",
+    "dlq": f"{_CONTEXT}dead-letters",
+    "schedule run": f"{_CONTEXT}schedule/{{name}}/run",
+    "schedule pause": f"{_CONTEXT}schedule/{{name}}/pause",
+    "schedule resume": f"{_CONTEXT}schedule/{{name}}/resume",
+    "queues jobs": "/api/v1/queues/{queue}/jobs",
+    "queues requeue": "/api/v1/queues/{queue}/requeue",
+    "queues delete": "/api/v1/queues/{queue}/delete",
+    "queues list": "/api/v1/queues",
+    "streams show": "/api/v1/streams",
+    "streams diff": "/api/v1/streams",
+    "fleet status": "/api/v1/fleet",
+    "doctor": "/api/v1/doctor",
+    "explain": "/api/v1/explain",
+    "backlog": "/api/v1/backlogs",
+}
+#: Commands that have no route, by what they are.
+ELSEWHERE = {
+    "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},
+    "is about this machine": {"config", "version", "schema list", "schema message-envelope"},
+    "needs the rights of an administrator": {"db upgrade", "db grant", "streams ensure"},
+    "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},
+    "is what /readyz answers": {"health"},
+    "is a duty of the scheduler, too, and takes as long as it takes": {"reconcile", "archive run"},
+}
+
+
+def commands(found: Any, *names: str) -> Iterator[str]:
+    """Every command that can be given, with its group."""
+    if not hasattr(found, "commands"):
+        yield " ".join(names)
+        return
+    for name, below in found.commands.items():
+        yield from commands(below, *names, name)
+
+
+def place(command: str) -> str:
+    """The path of the route that does what a command does."""
+    if command in PLACES:
+        return PLACES[command]
+    group, _, verb = command.partition(" ")
+    base = PLACES.get(group, f"{_CONTEXT}{group}")
+    return {"list": base, "show": f"{base}/{{id}}"}.get(verb, f"{base}/{verb}")
+
+
+def test_each_command_has_a_route_or_a_reason() -> None:
+    given = {*commands(get_command(command_line()))}
+    reasons = set[str]().union(*ELSEWHERE.values())
+    paths = {path for _, path in routes()}
+    assert reasons <= given
+    assert {it: place(it) for it in given - reasons if place(it) not in paths} == {}
+
+
+# --- each kind of rows is in each face, with all that its description has ---
+
+
+def named(*parts: str) -> dict[str, Any]:
+    """The options of a command, by their names without dashes, and its arguments."""
+    command: Any = get_command(command_line())
+    for part in parts:
+        command = command.commands[part]
+    return {(max(it.opts, key=len)).lstrip("-"): it for it in command.params} | {"": command}
+
+
+def row_of(kind: Kind) -> dict[str, Any]:
+    """A row whose every field has a value that is seen nowhere else."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    row: dict[str, Any] = {it.name: f"value-of-{it.name}" for it in kind.columns}
+    row |= {it.name: 1_000 + n for n, it in enumerate(kind.columns) if it.show == "number"}
+    row |= {it.name: at + timedelta(days=n) for n, it in enumerate(kind.columns) if it.show == "time"}
+    return row | {"stack": [], "history": [], "cursor": "c", "seq": 7, kind.order: 7}
+
+
+def page_of(kind: Kind, template: str | list[str], **values: Any) -> str:
+    """A page as the console makes it, for somebody who may do all."""
+    url = SimpleNamespace(path="/", query="")
+    user = SimpleNamespace(operate=True, payloads=True, name="me")
+    common = {"request": SimpleNamespace(url=url), "here": "/", "params": {}, "user": user, "kind": kind}
+    common |= {"contexts": ["sea"], "context": "sea", "theme": None, "actions": kind.actions, "id": "1"}
+    return (
+        _environment()
+        .select_template([template] if isinstance(template, str) else template)
+        .render({**common, **values})
+    )
+
+
+def list_page(kind: Kind, row: dict[str, Any]) -> str:
+    paging = {"total": 1, "many": False, "reach": {}, "thorough": False, "window": 1, "following": None}
+    more = {"statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
+    return page_of(kind, "list.html", items=[row], **paging, **more)
+
+
+def seen(value: Any, html: str) -> bool:
+    return (value.isoformat() if isinstance(value, datetime) else str(value)) in html
+
+
+def operation(method: str, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = app_of(guarded=True)._app._app.openapi()["paths"][path][method]
+    return found
+
+
+def body_of(action: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of the body of an action, and those of its filter."""
+    schemas = app_of(guarded=True)._app._app.openapi()["components"]["schemas"]
+    [content] = action["requestBody"]["content"].values()
+    fields = schemas[content["schema"]["$ref"].rpartition("/")[2]]["properties"]
+    narrowed = fields["filter"]["anyOf"][0]["$ref"].rpartition("/")[2]
+    return fields, schemas[narrowed]["properties"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_each_filter_of_a_kind_is_in_all_faces(kind: Kind) -> None:
+    typed = named(kind.command, "list")
+    asked = {it["name"] for it in operation("get", f"{_CONTEXT}{kind.path}")["parameters"]}
+    html = list_page(kind, row_of(kind))
+    for it in kind.filters:
+        assert option_of(it).lstrip("-") in typed or it.rest_of, it.name
+        assert it.name in asked
+        assert f'name="{it.name}"' in html
+        for action in kind.actions:
+            assert option_of(it).lstrip("-") in named(kind.command, action.name) or it.rest_of
+            assert it.name in body_of(operation("post", f"{_CONTEXT}{kind.path}/{action.name}"))[1]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_each_column_of_a_kind_is_in_all_faces(kind: Kind) -> None:
+    """The API answers with all columns; `test_ops_answers` compares them with the description."""
+    rows = Rows(kind)
+    assert {*rows.view.columns.values(), *rows.more} == {"context", *(it.name for it in kind.columns)}
+    row = row_of(kind)
+    html = list_page(kind, row) + page_of(
+        kind, [f"{kind.path}-one.html", "one.html"], row=row, payload=None, shown=False
+    )
+    unseen = {it.name for it in kind.columns if not seen(row[it.name], html) and not it.states}
+    assert unseen <= {"seq", "message_id"} - ({"message_id"} if kind.path == "dead-letters" else set())
+    with_states = [it for it in kind.columns if it.states]
+    for it in with_states:
+        waiting = {**row, "status": it.states[0]}
+        assert seen(row[it.name], page_of(kind, "one.html", row=waiting, payload=None, shown=False))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_each_action_of_a_kind_is_in_all_faces_with_its_arguments(kind: Kind) -> None:
+    rows = list_page(kind, row_of(kind))
+    for action in kind.actions:
+        typed = named(kind.command, action.name)
+        route = operation("post", f"{_CONTEXT}{kind.path}/{action.name}")
+        assert typed[""].help == route["description"] == action.about
+        assert typed["note"].required is action.needs_note
+        assert f'formaction="//{action.name}"' in rows
+        fields = SimpleNamespace(
+            kind=kind, action=action, ids=["1"], arguments={}, filters=[], statuses=[], note=None
+        )
+        form = page_of(kind, "confirm.html", chosen=fields, count=1, some=[], missing="", wrong=None)
+        assert action.about in unescape(form)
+        for it in action.arguments:
+            assert typed[it.name].required
+            assert it.name in body_of(route)[0]
+            assert f'name="{it.name}"' in form
+        assert ("all" in typed) is not action.narrowed
+        assert {*action.states} <= {*action.fits} <= {*kind.states}
