@@ -19,7 +19,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and
 from relay.adapters.postgres.pipeline import Command
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import traceparent
-from relay.domain.envelopes import Envelope, prepared_request
+from relay.domain.envelopes import Envelope, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
 from relay.domain.model import HandlerResult, Verdict
@@ -104,7 +104,7 @@ class MessageRows:
         if row.rejected is not None:
             return Decided(row.rejected)
         try:
-            prepared = prepared_request(self.config.envelope, row.subject, row.headers, row.body, row.occurred_at)
+            prepared = handler_request(self.config.envelope, row.subject, row.headers, row.body, row.occurred_at)
         except MalformedMessage as error:
             # The pull job could read it. So the subscription's envelope has changed since then.
             return Decided(DeadLetter(str(error), DeadLetterClass.POISON))

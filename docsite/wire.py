@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from relay.commands.outgoing import outgoing
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND
-from relay.domain.envelopes import ENVELOPES, Envelope, prepared_request
+from relay.domain.envelopes import ENVELOPES, Envelope, handler_request
 from relay.domain.envelopes.cloudevents import Wording, cloudevents
 from relay.domain.routing import Routing
 from relay.ports import OutboxRow
@@ -95,7 +95,7 @@ def _message(name: str, envelope: Envelope) -> list[str]:
 
 def _call() -> list[str]:
     sent = outgoing(_ROW, routing=_ROUTING, envelope=ENVELOPES["handler"], max_payload=1024**2)
-    request = prepared_request(ENVELOPES["handler"], sent.subject, sent.headers, sent.body)
+    request = handler_request(ENVELOPES["handler"], sent.subject, sent.headers, sent.body)
     headers = {
         "content-type": "application/json",
         "idempotency-key": _ROW.id,

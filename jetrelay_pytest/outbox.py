@@ -29,7 +29,7 @@ from jetrelay_pytest.expectations import check_columns, expect, holds, plain
 from relay import Event, Outbox
 from relay.adapters.postgres.taking import taking
 from relay.commands.outgoing import outgoing
-from relay.domain.envelopes import prepared_request
+from relay.domain.envelopes import handler_request
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.model import HandlerResult, OutboxEvent, Verdict
 from relay.domain.routing import Routing
@@ -278,7 +278,7 @@ def _request(row: OutboxEvent, context: str, attempt: int) -> HandlerRequest:
         envelope=_ENVELOPE,
         max_payload=DEFAULT_MAX_PAYLOAD_BYTES,
     )
-    prepared = prepared_request(_ENVELOPE, message.subject, message.headers, message.body)
+    prepared = handler_request(_ENVELOPE, message.subject, message.headers, message.body)
     return HandlerRequest(
         message_id=prepared.event.message_id,
         subject=message.subject,

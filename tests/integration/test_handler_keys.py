@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from relay.adapters.http import HttpAccess
 from relay.devstack.sample import create_app
-from relay.domain.envelopes import prepared_request
+from relay.domain.envelopes import handler_request
 from relay.domain.identity import Identity
 from tests.integration.handler_support import Service, call, metadata, serving
 from tests.integration.http_service import Seen, answering, calling, request
@@ -58,7 +58,7 @@ async def called(*messages: Message, secret: str | None = None) -> list[Seen]:
     """The calls that the relay makes for messages, as they come over the wire."""
     async with calling(answering("200 OK"), access=HttpAccess(signing_secret=secret)) as (handler, service):
         for envelope, headers, body in messages:
-            asked = prepared_request(envelope, SUBJECT, headers, json.dumps(body).encode())
+            asked = handler_request(envelope, SUBJECT, headers, json.dumps(body).encode())
             event = asked.event
             await handler.handle(
                 request(

@@ -213,7 +213,7 @@ def test_a_time_of_any_zone_is_read_as_utc(text: str) -> None:
 @every_envelope
 def test_the_handler_gets_the_same_request_whatever_the_envelope(envelope: str) -> None:
     body, headers = wire(envelope)
-    assert json.loads(handler_request(envelope, SUBJECT, headers, body)) == {
+    assert json.loads(handler_request(envelope, SUBJECT, headers, body).body) == {
         "message_id": "0193a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b",
         "subject": "vibespro.event.vibe_created.v2",
         "event_type": "vibe_created",
@@ -227,17 +227,17 @@ def test_the_handler_gets_the_same_request_whatever_the_envelope(envelope: str) 
 
 def test_the_handler_envelope_is_passed_on_byte_by_byte() -> None:
     body, headers = wire("handler")
-    assert handler_request("handler", SUBJECT, headers, body) == HANDLER_BODY.encode()
+    assert handler_request("handler", SUBJECT, headers, body).body == HANDLER_BODY.encode()
 
 
 def test_the_handler_learns_the_id_of_the_event_and_not_its_generation() -> None:
     body, headers = wire("raw")
-    request = json.loads(handler_request("raw", SUBJECT, headers | {"Nats-Msg-Id": f"{ID}.3"}, body))
+    request = json.loads(handler_request("raw", SUBJECT, headers | {"Nats-Msg-Id": f"{ID}.3"}, body).body)
     assert request["message_id"] == ID
 
 
 def test_the_request_has_every_field_even_where_the_message_has_none() -> None:
-    request = handler_request("raw", "sea.event.case_opened.v3", {"Nats-Msg-Id": ID}, b"{}")
+    request = handler_request("raw", "sea.event.case_opened.v3", {"Nats-Msg-Id": ID}, b"{}").body
     assert json.loads(request) == {
         "message_id": ID,
         "subject": "sea.event.case_opened.v3",
@@ -253,5 +253,6 @@ def test_the_request_has_every_field_even_where_the_message_has_none() -> None:
 def test_a_time_of_another_zone_reaches_the_handler_in_utc() -> None:
     headers = wire("raw")[1] | {"Relay-Occurred-At": "0001-01-01T01:00:00+01:00"}
     assert (
-        json.loads(handler_request("raw", SUBJECT, headers, b"1"))["occurred_at"] == "0001-01-01T00:00:00.000000Z"
+        json.loads(handler_request("raw", SUBJECT, headers, b"1").body)["occurred_at"]
+        == "0001-01-01T00:00:00.000000Z"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.domain.envelopes import decode, prepared_request
+from relay.domain.envelopes import decode, handler_request
 from relay.domain.errors import MalformedMessage
 
 ID = {"Nats-Msg-Id": "m1"}
@@ -46,7 +46,7 @@ SUBJECT = "shop.event.order_placed.v1"
 def test_what_is_enough(
     envelope: str, subject: str, headers: dict[str, str], body: Any, id: str, event_type: str
 ) -> None:
-    found = json.loads(prepared_request(envelope, subject, headers, json.dumps(body).encode()).body)
+    found = json.loads(handler_request(envelope, subject, headers, json.dumps(body).encode()).body)
     assert (found["message_id"], found["event_type"], found["event_version"]) == (id, event_type, 1)
 
 

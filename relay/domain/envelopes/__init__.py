@@ -55,7 +55,6 @@ __all__ = [
     "handler_request",
     "headers_of",
     "json_text",
-    "prepared_request",
     "read_request",
 ]
 
@@ -210,17 +209,6 @@ class Request(NamedTuple):
 
 
 def handler_request(
-    envelope: Envelope | str,
-    subject: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    stored_at: datetime | None = None,
-) -> bytes:
-    """The body of `prepared_request`."""
-    return prepared_request(envelope, subject, headers, body, stored_at).body
-
-
-def prepared_request(
     envelope: Envelope | str,
     subject: str,
     headers: Mapping[str, str],

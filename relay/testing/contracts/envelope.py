@@ -91,7 +91,7 @@ class EnvelopeContract:
     def test_the_handler_is_sent_what_was_written(self, bench: EnvelopeBench) -> None:
         for event in _EVENTS:
             body, headers = encode(bench.envelope, event)
-            request = json.loads(handler_request(bench.envelope, event.subject, headers, body))
+            request = json.loads(handler_request(bench.envelope, event.subject, headers, body).body)
             assert {name: request[name] for name in ("message_id", "event_type", "event_version", "payload")} == {
                 "message_id": event.id,
                 "event_type": event.event_type,
@@ -268,7 +268,7 @@ def _read(bench: EnvelopeBench, message: _Message, subject: str = _SUBJECT) -> I
     except MalformedMessage as refused:
         said, field = str(refused), refused.field
     else:
-        request = json.loads(handler_request(bench.envelope, subject, message.headers, message.body))
+        request = json.loads(handler_request(bench.envelope, subject, message.headers, message.body).body)
         assert request["event_type"] == event.event_type
         return event
     assert field, "the reason does not name the part at fault"

@@ -39,7 +39,7 @@ WHOLE = {
 
 
 def requested(content: dict[str, Any], headers: dict[str, str] = HEADERS, subject: str = SUBJECT) -> Any:
-    return json.loads(handler_request("handler", subject, headers, json.dumps(content).encode(), STORED))
+    return json.loads(handler_request("handler", subject, headers, json.dumps(content).encode(), STORED).body)
 
 
 def refused(
@@ -93,12 +93,12 @@ def test_another_spelling_of_an_id_reaches_the_handler_in_the_usual_one() -> Non
 
 def test_a_body_that_says_it_all_is_passed_on_byte_by_byte() -> None:
     body = json.dumps(WHOLE | {"payload": 0}).replace("0}", "1.50}").encode()
-    assert handler_request("handler", SUBJECT, HEADERS, body, STORED) is body
+    assert handler_request("handler", SUBJECT, HEADERS, body, STORED).body is body
 
 
 def test_a_body_in_utf_16_reaches_the_handler_in_utf_8() -> None:
     body = json.dumps(WHOLE).encode("utf-16")
-    assert json.loads(handler_request("handler", SUBJECT, HEADERS, body, STORED).decode()) == WHOLE
+    assert json.loads(handler_request("handler", SUBJECT, HEADERS, body, STORED).body.decode()) == WHOLE
 
 
 # --- our own conventions ---
@@ -108,7 +108,7 @@ def test_a_body_in_utf_16_reaches_the_handler_in_utf_8() -> None:
 @pytest.mark.parametrize("subject", [SUBJECT, "any.topic.at.all", "sea.event.everything.v1"])
 def test_our_own_events_pass_replays_and_topics_included(generation: int, subject: str) -> None:
     body, headers = encode("handler", EVENT._replace(subject=subject), generation)
-    assert handler_request("handler", subject, headers, body, STORED) == body
+    assert handler_request("handler", subject, headers, body, STORED).body == body
     assert decode("handler", subject, headers, body).generation == generation
 
 
@@ -119,7 +119,7 @@ def test_an_event_on_its_own_subject_needs_no_header_to_name_it() -> None:
 @pytest.mark.parametrize("envelope", ["handler", "raw", "message-envelope", "cloudevents"])
 def test_a_request_is_read_without_looking_at_the_wire_again(envelope: str) -> None:
     body, headers = encode(envelope, EVENT)
-    request = handler_request(envelope, SUBJECT, headers, body)
+    request = handler_request(envelope, SUBJECT, headers, body).body
     strange = {"Nats-Msg-Id": headers["Nats-Msg-Id"], "Relay-Event-Type": "other", "Relay-Correlation-Id": "none"}
     assert read_request(SUBJECT, strange, request).event_type == "vibe_created"
 
@@ -210,7 +210,7 @@ def test_a_request_is_whole_and_true_or_there_is_none(
         with pytest.raises(MalformedMessage):
             handler_request("handler", SUBJECT, given_headers, body, STORED)
         return
-    request = json.loads(handler_request("handler", SUBJECT, given_headers, body, STORED))
+    request = json.loads(handler_request("handler", SUBJECT, given_headers, body, STORED).body)
     assert request.keys() >= WHOLE.keys()
     assert (Identity.of(request["message_id"]).uuid, request["subject"]) == (event.message_id, SUBJECT)
     assert request["message_id"] == given_headers["Nats-Msg-Id"]
