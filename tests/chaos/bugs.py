@@ -102,10 +102,13 @@ def settle_twice() -> None:
         await hand_over(self, [*ids, *ids])
 
     _patch(PullMessages, "_hand_over", hand_over_twice)
-    unfinished, fence = "num_nonnulls(processed_at, dead_lettered_at) = 0", "AND claim_token = %(token)s AND num_"
+    unfinished, fence = (
+        "num_nonnulls(i.processed_at, i.dead_lettered_at) = 0",
+        "AND claim_token = %(token)s AND num_",
+    )
     for module in (inbox, pipeline):
-        _rewrite(module, "inbox/claim", unfinished, "dead_lettered_at IS NULL")
-        _rewrite(module, "inbox/claim", "AND (claimed_until IS NULL OR claimed_until < now())", "")
+        _rewrite(module, "inbox/claim", unfinished, "i.dead_lettered_at IS NULL")
+        _rewrite(module, "inbox/claim", "relay_is_free(i.claimed_until,", "relay_is_free(NULL,")
     for module, name in (
         (inbox, "inbox/mark_processed"),
         (transactions, "inbox/settle"),

@@ -308,7 +308,20 @@ RULES = {
     "relay_archive_locks": "1785882991",
     "relay_holds_back": "(((generation = 0) OR (later_generation > 0))"
     " AND ((dead_at IS NULL) OR dead_head_blocks))",
+    "relay_is_free": "(((claimed_until IS NULL) OR (claimed_until < now()))"
+    " AND ((next_attempt_at IS NULL) OR (next_attempt_at <= (now() + early))))",
+    "relay_holds_key": "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))",
     "relay_exhausted": "((dead_letter_reason IS NULL) AND (attempts >= max_attempts))",
+}
+
+#: These return a row where they hold. That the planner inlines them, tests of plans show.
+RULES_WITH_SUBQUERIES = {
+    "relay_is_held_back",
+    "relay_head",
+    "relay_may_run",
+    "relay_its_turn",
+    "relay_another_runs",
+    "relay_attempt",
 }
 
 # --- reading the catalogue ---

@@ -221,14 +221,19 @@ async def test_a_key_waits_for_its_head_to_be_tried_again_and_others_go_on(sub: 
     assert a2 not in await sub.inbox.overdue(SUBSCRIPTION, 100)
 
 
-async def test_what_an_operator_put_back_into_its_key_is_left_to_be_handled_alone(sub: Subscription) -> None:
+async def test_what_an_operator_put_back_waits_for_the_one_that_runs_in_its_place(sub: Subscription) -> None:
     sub.keep_order()
-    put_back, other = [await sub.send(Relay_Partition_Key=key) for key in "ab"]
+    put_back, running, other = [await sub.send(Relay_Partition_Key=key) for key in "aab"]
     await sub.pull().accept(await sub.fetch())
     await sub.query("UPDATE inbox_messages SET requeues = 1 WHERE message_id = %s", put_back)
+    claimed_until = "UPDATE inbox_messages SET claimed_until = now() + %s WHERE message_id = %s"
+    await sub.query(claimed_until, timedelta(hours=1), running)
     handler = Handler()
-    assert await sub.chunk(handler).run([put_back, other]) == {put_back: AT_ONCE}
+    assert await sub.chunk(handler).run([put_back, other]) == {}
     assert [request.message_id for request in handler.requests] == [other]
+    await sub.query(claimed_until, timedelta(0), running)
+    assert await sub.chunk(handler).run([put_back]) == {}
+    assert [request.message_id for request in handler.requests] == [other, put_back]
 
 
 async def test_of_many_chunks_at_once_none_runs_two_messages_of_a_key(sub: Subscription) -> None:

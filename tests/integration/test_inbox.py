@@ -297,7 +297,9 @@ CREATE TRIGGER note BEFORE UPDATE ON inbox_messages FOR EACH ROW EXECUTE FUNCTIO
 """
 
 
-@pytest.mark.parametrize("name", ["inbox/claim", "inbox/claim_many", "inbox/claim_ordered"])
+@pytest.mark.parametrize(
+    "name", ["inbox/claim", "inbox/claim_many", "inbox/claim+in_turn", "inbox/claim_many+in_turn"]
+)
 async def test_a_claim_does_not_wait_for_the_disk_and_what_follows_does(
     inbox: PostgresInboxAdapter, database_url: str, name: str
 ) -> None:
@@ -306,7 +308,8 @@ async def test_a_claim_does_not_wait_for_the_disk_and_what_follows_does(
     id, token = row.message_id, uuid4()
     parameters = {
         "ids": [id],
-        "again": [id],
+        "again": [],
+        "alone": True,
         "message_id": id,
         "token": token,
         "lease": LEASE,

@@ -242,7 +242,10 @@ GUARDS = {
     "running tasks": Guard("tasks/running", {"idx_task_running"}, 1, {"key": "key1"}),
     "claim of a message": Guard("inbox/claim", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}),
     "claim of some messages": Guard(
-        "inbox/claim_many", {"inbox_messages_pkey"}, 3, {"ids": THREE, "again": THREE[:1], **CLAIM}
+        "inbox/claim_many",
+        {"inbox_messages_pkey"},
+        3,
+        {"ids": THREE, "again": THREE[:1], "alone": False, **CLAIM},
     ),
     "giving back some messages": Guard(
         "inbox/unclaim", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
@@ -251,7 +254,13 @@ GUARDS = {
         "inbox/mark_many_processed", {"inbox_messages_pkey"}, 3, {"ids": THREE, "tokens": THREE}
     ),
     "claim of an ordered message": Guard(
-        "inbox/claim_ordered", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}
+        "inbox/claim+in_turn", {"inbox_messages_pkey"}, 1, {"message_id": uuid4(), **CLAIM}
+    ),
+    "claim of a chunk": Guard(
+        "inbox/claim_many+in_turn",
+        {"inbox_messages_pkey"},
+        3,
+        {"ids": THREE, "again": [], "alone": True, **CLAIM},
     ),
     "claim of a task": Guard("tasks/claim", {"task_outbox_pkey"}, 1, {"id": uuid4(), **CLAIM}),
     "claim of some tasks": Guard(

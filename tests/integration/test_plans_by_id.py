@@ -18,8 +18,9 @@ ONE = {"message_id": IDS[0], **CLAIM}
 ALL = {"ids": IDS, **CLAIM}
 BY_ID = {
     "inbox/claim": ONE,
-    "inbox/claim_ordered": ONE,
-    "inbox/claim_chunk": {**ALL, "ordered": True},
+    "inbox/claim+in_turn": ONE,
+    "inbox/claim_many": {**ALL, "again": [], "alone": False},
+    "inbox/claim_many+in_turn": {**ALL, "again": [], "alone": True},
     "inbox/renew": ALL,
     "inbox/mark_processed": ALL,
     "inbox/settle_chunk": {
@@ -57,7 +58,7 @@ TASK_BY_ID = {
     "tasks/lock": TASK,
     "tasks/put_off": TASK,
     "tasks/renew": CLAIMED,
-    "tasks/complete": CLAIMED,
+    "tasks/settle": CLAIMED,
     "tasks/record_error": {**CLAIMED, "uncounted": 0},
     "tasks/fail": CLAIMED,
     "tasks/claim_many": {**CLAIMED, "ids": IDS, "first": IDS[0]},

@@ -132,9 +132,13 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
 
 
 def test_rules_are_written_so_that_the_planner_puts_their_text_in_the_place_of_calls(conn: Connection) -> None:
-    immutable_and_safe = "is"
-    expected = {name: (f"RETURN {text}", immutable_and_safe, False) for name, text in catalogue.RULES.items()}
-    assert catalogue.rules(conn) == expected
+    safe = "s"
+    rules = {**dict.fromkeys(catalogue.RULES, "i"), "relay_is_free": "s"}
+    expected = {name: (f"RETURN {text}", rules[name] + safe, False) for name, text in catalogue.RULES.items()}
+    found = catalogue.rules(conn)
+    assert {name: found.pop(name) for name in expected} == expected
+    assert set(found) == catalogue.RULES_WITH_SUBQUERIES
+    assert {(volatility[0] in "is", special) for _, volatility, special in found.values()} == {(True, False)}
 
 
 def test_there_are_no_other_tables(conn: Connection) -> None:

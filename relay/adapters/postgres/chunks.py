@@ -6,15 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
+
+from psycopg.rows import dict_row
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.inbox import claim_many_command, claimed
 from relay.adapters.postgres.pool import Pool, connection, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
-from relay.domain.identity import NO_ORIGINALS
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry
-from relay.ports import ClaimedMessage, InboxRow
+from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
+from relay.ports import ClaimedMessage
 
 #: What a verdict writes: the error, the class of a dead letter, and the delay of a retry.
 _Written = tuple[str | None, str | None, timedelta | None, int]
@@ -34,14 +36,15 @@ class PostgresChunks:
         self, ids: Sequence[UUID], lease: timedelta
     ) -> tuple[Sequence[ClaimedMessage], Sequence[UUID]]:
         """Claim the messages that are due, free and untried; also returns the ids of those tried before."""
-        token, since = uuid4(), time.monotonic()
+        command = claim_many_command(ids, [], lease, ordered=self._ordered, alone=True)
+        since = time.monotonic()
         async with connection(self._pool) as conn:
-            cursor = conn.cursor(binary=True)
-            parameters = {"ids": array.of_plain(ids), "token": token, "lease": lease, "ordered": self._ordered}
-            await cursor.execute(statement("inbox/claim_chunk"), parameters)
+            # Binary, because a chunk has many bodies.
+            cursor = conn.cursor(binary=True, row_factory=dict_row)
+            await cursor.execute(statement(command[0]), command[1])
             rows = await cursor.fetchall()
-        taken = [_claimed(token, row, since) for row in rows if row[1] is not None]
-        return taken, [id for id, subject, *_ in rows if subject is None]
+        claims = [claimed(command, row, since) for row in rows if not row["tried"]]
+        return claims, [row["message_id"] for row in rows if row["tried"]]
 
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
         """Extend the claims that are left. Returns False when none is left."""
@@ -58,14 +61,6 @@ class PostgresChunks:
             parameters[name] = [values[position] for values in written]
         async with connection(self._pool) as conn:
             return {id for (id,) in await query(conn, "inbox/settle_chunk", **parameters)}
-
-
-def _claimed(token: UUID, values: Sequence[Any], since: float) -> ClaimedMessage:
-    """Return the claim of a row. Its values are in the column order of claim_chunk.sql."""
-    *columns, order_key, originals, attempts, requeues, received_at, reason, kind = values
-    rejected = None if reason is None else DeadLetter(reason, DeadLetterClass(kind))
-    row = InboxRow._make([*columns, rejected, order_key, None, originals or NO_ORIGINALS])
-    return ClaimedMessage(token, row, attempts, requeues, since, received_at)
 
 
 def _ids(claims: Sequence[ClaimedMessage]) -> list[UUID]:

@@ -87,6 +87,14 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_archive_locks": _CALLED_BY_RELAY,
     "relay_holds_back": _CALLED_BY_RELAY,
     "relay_exhausted": _CALLED_BY_RELAY,
+    "relay_is_held_back": _CALLED_BY_RELAY,
+    "relay_is_free": _CALLED_BY_RELAY,
+    "relay_holds_key": _CALLED_BY_RELAY,
+    "relay_head": _CALLED_BY_RELAY,
+    "relay_may_run": _CALLED_BY_RELAY,
+    "relay_its_turn": _CALLED_BY_RELAY,
+    "relay_another_runs": _CALLED_BY_RELAY,
+    "relay_attempt": _CALLED_BY_RELAY,
 }
 _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))
 

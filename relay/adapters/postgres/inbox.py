@@ -82,8 +82,8 @@ class PostgresInboxAdapter:
     ``grace``: when a row is this long overdue for a claim, the sweep treats it as lost.
     """
 
-    _claim = "inbox/claim"
-    _claim_many: str | None = "inbox/claim_many"
+    #: Whether a message that has a key is claimed only when it is its turn.
+    _ordered = False
     _overdue = "inbox/overdue"
 
     def __init__(self, pool: Pool, *, grace: timedelta = timedelta(seconds=5)) -> None:
@@ -104,30 +104,30 @@ class PostgresInboxAdapter:
         self, message_id: UUID, lease: timedelta, max_attempts: int = UNLIMITED_ATTEMPTS
     ) -> ClaimedMessage | None:
         terms = lease, max_attempts
-        if self._claim_many is not None:
+        # Of ordered messages few may run at once, so they are claimed one by one.
+        if not self._ordered:
             if terms not in self._claims:
-                self._claims[terms] = Batcher(partial(self._claim_together, self._claim_many, terms))
+                self._claims[terms] = Batcher(partial(self._claim_together, terms))
             if (claim := await self._claims[terms].ask(message_id)) is not None:
                 return claim
-        claims = await self._take(self._claim, terms, message_id=message_id)
+        claims = await self._fetch(self.claim_command(message_id, *terms))
         return claims[0] if claims else None
 
-    async def _claim_together(
-        self, name: str, terms: _Terms, ids: Sequence[UUID]
-    ) -> Sequence[ClaimedMessage | None]:
-        found = await self._take(name, terms, ids=array.of_plain(ids), again=array.of_plain(ids))
-        claims = {claim.row.message_id: claim for claim in found}
+    async def _claim_together(self, terms: _Terms, ids: Sequence[UUID]) -> Sequence[ClaimedMessage | None]:
+        fetched = await self._fetch(self.claim_many_command(ids, ids, *terms))
+        claims = {claim.row.message_id: claim for claim in fetched}
         # If two callers asked for the same message, the first one gets it.
         return [claims.pop(id, None) for id in ids]
 
-    async def _take(self, name: str, terms: _Terms, **which: Any) -> Sequence[ClaimedMessage]:
-        command, since = _command(name, terms, which), time.monotonic()
+    async def _fetch(self, command: Command) -> Sequence[ClaimedMessage]:
+        since = time.monotonic()
         async with connection(self._pool) as conn:
             return [claimed(command, row, since) for row in await fetch(conn, command)]
 
     def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> Command:
         """Return the statement that claims a row."""
-        return _command(self._claim, (lease, max_attempts), {"message_id": message_id})
+        name = "inbox/claim+in_turn" if self._ordered else "inbox/claim"
+        return name, {"message_id": message_id, **_claim_values(lease, max_attempts)}
 
     def claim_many_command(
         self, ids: Sequence[UUID], again: Sequence[UUID], lease: timedelta, max_attempts: int
@@ -136,9 +136,7 @@ class PostgresInboxAdapter:
 
         It is not for ordered messages.
         """
-        assert self._claim_many is not None
-        which = {"ids": array.of_plain(ids), "again": array.of_plain(again)}
-        return _command(self._claim_many, (lease, max_attempts), which)
+        return claim_many_command(ids, again, lease, max_attempts)
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("inbox/renew", claim, lease=lease)
@@ -253,12 +251,28 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     return found
 
 
-def _command(name: str, terms: _Terms, which: Mapping[str, Any]) -> Command:
-    """Return a claim statement, which claims ``which`` rows under a new token."""
-    lease, max_attempts = terms
+def claim_many_command(
+    ids: Sequence[UUID],
+    again: Sequence[UUID],
+    lease: timedelta,
+    max_attempts: int = UNLIMITED_ATTEMPTS,
+    *,
+    ordered: bool = False,
+    alone: bool = False,
+) -> Command:
+    """Return the statement that claims rows: those ``again``, and those of ``ids`` that were never tried.
+
+    ``ordered``: only messages whose turn it is. ``alone``: also return the others that were tried, unclaimed and
+    marked as ``tried``.
+    """
+    name = "inbox/claim_many+in_turn" if ordered else "inbox/claim_many"
+    which = {"ids": array.of_plain(ids), "again": array.of_plain(again), "alone": alone}
+    return name, {**which, **_claim_values(lease, max_attempts)}
+
+
+def _claim_values(lease: timedelta, max_attempts: int) -> dict[str, Any]:
     exhausted = unanswered(max_attempts).reason
-    shared = {"token": uuid4(), "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
-    return name, {**which, **shared}
+    return {"token": uuid4(), "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
 
 
 def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:

@@ -30,8 +30,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
     watermark also sees the rows.
     """
 
-    _claim = "inbox/claim_ordered"
-    _claim_many = None
+    _ordered = True
     _overdue = "inbox/overdue_ordered"
 
     def __init__(self, pool: Pool, *, failed_head: FailedHead = "block", **options: Any) -> None:

@@ -14,6 +14,8 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from psycopg.errors import DivisionByZero
+
 from relay.adapters.postgres import array
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, connection, query
@@ -128,7 +130,10 @@ class PostgresTasks:
 
     async def complete(self, claim: ClaimedTask) -> bool:
         """End the task. False when the claim was lost."""
-        return await self._settle("tasks/complete", claim)
+        try:
+            return await self._settle("tasks/settle", claim)
+        except DivisionByZero:
+            return False
 
     async def complete_all(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """End tasks; returns those whose claim was still ours."""

@@ -31,7 +31,8 @@ def of_file(name: str) -> Iterator[str]:
     statement = ""
     for part in text.split(";\n"):
         statement += part
-        if statement.count("$$") % 2:  # inside a function
+        atomic = "BEGIN ATOMIC" in statement and not statement.endswith(";\nEND")
+        if atomic or statement.count("$$") % 2:  # inside a function
             statement += ";\n"
         elif statement.strip():
             yield statement.strip()

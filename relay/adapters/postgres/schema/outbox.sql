@@ -87,6 +87,21 @@ CREATE INDEX idx_outbox_published ON outbox_events (published_at) WHERE publishe
 CREATE UNIQUE INDEX uq_outbox_original ON outbox_events ((originals ->> 'id'))
   WHERE originals ->> 'id' IS NOT NULL;
 
+-- A row if a failed event keeps this one waiting: an earlier one of its key (see `relay_holds_back`). It is inlined as
+-- the rules of the inbox are (inbox_rules.sql). The order, and OFFSET 0, make the planner use idx_outbox_failed.
+CREATE FUNCTION relay_is_held_back(of_key TEXT, place BIGINT, of_generation INT, dead_head_blocks BOOLEAN)
+RETURNS SETOF BOOLEAN LANGUAGE sql STABLE PARALLEL SAFE
+BEGIN ATOMIC
+  SELECT true
+  FROM outbox_events AS earlier
+  WHERE hashtext(earlier.partition_key) = hashtext(of_key)
+    AND earlier.partition_key = of_key AND earlier.seq < place
+    AND earlier.published_at IS NULL AND earlier.publish_attempts > 0
+    AND relay_holds_back(earlier.generation, earlier.dead_at, of_generation, dead_head_blocks)
+  ORDER BY hashtext(earlier.partition_key), earlier.seq
+  OFFSET 0;
+END;
+
 -- POL-047-002 for new rows only. A CHECK is evaluated again whenever a row changes. So after a clock has stepped
 -- back, events could not be marked as published. The rule uses the clock, not the start of the transaction, which may
 -- be minutes ago.

@@ -21,6 +21,7 @@ FILES = (
     "outbox",
     "outbox_locks",
     "inbox",
+    "inbox_rules",
     "dead_letters",
     "tasks",
     "wakeup",

@@ -14,11 +14,8 @@ SELECT message_id, subject, subscription, stream, stream_seq, ack_subject, body,
                SELECT 1 FROM parked_keys AS p
                WHERE p.subscription = received.subscription AND p.order_key = received.order_key) THEN 'infinity'
            WHEN place = 1 AND order_seq <= %(mark)s AND NOT EXISTS (
-               SELECT 1 FROM inbox_messages AS earlier
-               WHERE earlier.subscription = received.subscription
-                 AND earlier.order_key = received.order_key
-                 AND earlier.order_key IS NOT NULL AND earlier.processed_at IS NULL AND NOT earlier.stepped_over
-                 AND (earlier.order_seq, earlier.message_id) < (received.order_seq, received.message_id))
+               SELECT FROM relay_head(received.subscription, received.order_key) AS head
+               WHERE (head.order_seq, head.message_id) < (received.order_seq, received.message_id))
                THEN now()
        END
 FROM (

@@ -1,25 +1,15 @@
 -- Mark the heads of these keys as enqueued, if they may run: the messages before them are finished. Locked rows
--- are skipped, as in inbox/promote.
+-- are skipped, as in inbox/promote. Not only those that waited: the job of a head may have come too early, and have
+-- ended without a claim.
 WITH heads AS MATERIALIZED (
 SELECT i.message_id
 FROM inbox_messages AS i
 WHERE i.message_id IN (
-          SELECT (
-              SELECT head.message_id FROM inbox_messages AS head
-              WHERE head.subscription = %(subscription)s AND head.order_key = done.order_key
-                AND head.order_key IS NOT NULL AND head.processed_at IS NULL AND NOT head.stepped_over
-              ORDER BY head.order_seq, head.message_id
-              LIMIT 1)
+          SELECT (SELECT head.message_id FROM relay_head(%(subscription)s, done.order_key) AS head)
           FROM unnest(%(order_keys)s::text[]) AS done (order_key))
   AND i.dead_lettered_at IS NULL
-  AND (i.claimed_until IS NULL OR i.claimed_until < now())
-  AND (i.next_attempt_at IS NULL OR i.next_attempt_at <= now())
-  AND i.order_seq <= (
-          SELECT w.stream_seq FROM inbox_watermarks AS w
-          WHERE w.subscription = i.subscription AND w.stream = i.stream)
-  AND NOT EXISTS (
-          SELECT 1 FROM parked_keys AS p
-          WHERE p.subscription = i.subscription AND p.order_key = i.order_key)
+  AND relay_is_free(i.claimed_until, i.next_attempt_at, interval '0')
+  AND EXISTS (SELECT FROM relay_may_run(i.subscription, i.order_key, i.stream, i.order_seq))
 FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE inbox_messages AS i
 SET enqueued_at = now()

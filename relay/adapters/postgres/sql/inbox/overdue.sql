@@ -10,8 +10,7 @@ WHERE message_id = ANY (ARRAY(
       AND dead_lettered_at IS NULL
       AND enqueued_at < now() - %(grace)s
       AND subscription = %(subscription)s
-      AND (claimed_until IS NULL OR claimed_until < now())
-      AND (next_attempt_at IS NULL OR next_attempt_at <= now())
+      AND relay_is_free(claimed_until, next_attempt_at, interval '0')
     ORDER BY enqueued_at
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED))

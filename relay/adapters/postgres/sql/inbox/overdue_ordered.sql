@@ -4,15 +4,14 @@
 WITH RECURSIVE keys AS (
     (SELECT order_key
      FROM inbox_messages
-     WHERE subscription = %(subscription)s
-       AND order_key IS NOT NULL AND processed_at IS NULL AND NOT stepped_over
+     WHERE subscription = %(subscription)s AND relay_holds_key(order_key, processed_at, stepped_over)
      ORDER BY order_key
      LIMIT 1)
     UNION ALL
     SELECT (SELECT next.order_key
             FROM inbox_messages AS next
             WHERE next.subscription = %(subscription)s AND next.order_key > keys.order_key
-              AND next.order_key IS NOT NULL AND next.processed_at IS NULL AND NOT next.stepped_over
+              AND relay_holds_key(next.order_key, next.processed_at, next.stepped_over)
             ORDER BY next.order_key
             LIMIT 1)
     FROM keys
@@ -20,23 +19,11 @@ WITH RECURSIVE keys AS (
 due AS (
     (SELECT head.message_id
      FROM keys
-     CROSS JOIN LATERAL (
-         SELECT *
-         FROM inbox_messages AS first
-         WHERE first.subscription = %(subscription)s AND first.order_key = keys.order_key
-           AND first.order_key IS NOT NULL AND first.processed_at IS NULL AND NOT first.stepped_over
-         ORDER BY first.order_seq, first.message_id
-         LIMIT 1) AS head
+     CROSS JOIN LATERAL relay_head(%(subscription)s, keys.order_key) AS head
      WHERE head.dead_lettered_at IS NULL
        AND (head.enqueued_at IS NULL OR head.enqueued_at = 'infinity' OR head.enqueued_at < now() - %(grace)s)
-       AND (head.claimed_until IS NULL OR head.claimed_until < now())
-       AND (head.next_attempt_at IS NULL OR head.next_attempt_at <= now())
-       AND head.order_seq <= (
-           SELECT w.stream_seq FROM inbox_watermarks AS w
-           WHERE w.subscription = head.subscription AND w.stream = head.stream)
-       AND NOT EXISTS (
-           SELECT 1 FROM parked_keys AS p
-           WHERE p.subscription = head.subscription AND p.order_key = head.order_key)
+       AND relay_is_free(head.claimed_until, head.next_attempt_at, interval '0')
+       AND EXISTS (SELECT FROM relay_may_run(%(subscription)s, keys.order_key, head.stream, head.order_seq))
      LIMIT %(limit)s)
     UNION ALL
     (SELECT message_id
@@ -46,8 +33,7 @@ due AS (
        AND enqueued_at < now() - %(grace)s
        AND subscription = %(subscription)s
        AND order_key IS NULL
-       AND (claimed_until IS NULL OR claimed_until < now())
-       AND (next_attempt_at IS NULL OR next_attempt_at <= now())
+       AND relay_is_free(claimed_until, next_attempt_at, interval '0')
      ORDER BY enqueued_at
      LIMIT %(limit)s))
 UPDATE inbox_messages

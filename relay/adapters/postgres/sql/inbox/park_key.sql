@@ -11,5 +11,5 @@ UPDATE inbox_messages AS i
 SET enqueued_at = 'infinity'
 FROM parked AS p
 WHERE i.subscription = p.subscription AND i.order_key = p.order_key
-  AND i.order_key IS NOT NULL AND i.processed_at IS NULL AND NOT i.stepped_over
+  AND relay_holds_key(i.order_key, i.processed_at, i.stepped_over)
   AND i.dead_lettered_at IS NULL

@@ -1,24 +1,14 @@
 -- Messages that waited behind another one of their key and may run by now. Marks them as enqueued. Locked rows are
 -- skipped: the worker that claims or settles them does what is needed, and two statements that wait for each
--- other's rows would deadlock.
+-- other's rows would deadlock. A message that is claimed or in back-off has its job later: the sweep sends it.
 WITH heads AS MATERIALIZED (
 SELECT i.message_id
 FROM inbox_messages AS i
 WHERE i.message_id = ANY (%(ids)s::uuid[])
   AND i.enqueued_at IS NULL
   AND i.dead_lettered_at IS NULL
-  AND i.message_id = (
-          SELECT head.message_id FROM inbox_messages AS head
-          WHERE head.subscription = i.subscription AND head.order_key = i.order_key
-            AND head.order_key IS NOT NULL AND head.processed_at IS NULL AND NOT head.stepped_over
-          ORDER BY head.order_seq, head.message_id
-          LIMIT 1)
-  AND i.order_seq <= (
-          SELECT w.stream_seq FROM inbox_watermarks AS w
-          WHERE w.subscription = i.subscription AND w.stream = i.stream)
-  AND NOT EXISTS (
-          SELECT 1 FROM parked_keys AS p
-          WHERE p.subscription = i.subscription AND p.order_key = i.order_key)
+  AND relay_is_free(i.claimed_until, i.next_attempt_at, interval '0')
+  AND EXISTS (SELECT FROM relay_its_turn(i.message_id, i.subscription, i.order_key, i.stream, i.order_seq))
 FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE inbox_messages AS i
 SET enqueued_at = now()

@@ -8,5 +8,5 @@ UPDATE inbox_messages AS i
 SET enqueued_at = NULL
 FROM released AS r
 WHERE i.subscription = r.subscription AND i.order_key = r.order_key
-  AND i.order_key IS NOT NULL AND i.processed_at IS NULL AND NOT i.stepped_over
+  AND relay_holds_key(i.order_key, i.processed_at, i.stepped_over)
   AND i.enqueued_at = 'infinity'

@@ -86,14 +86,7 @@ ready AS (
           AND e.seq >= key_range.first_seq AND e.seq < key_range.end_seq
           AND hashtextextended(e.partition_key, 0) BETWEEN key_range.low AND key_range.high
           AND (key_range.lane = -1 OR NOT (SELECT failed.some FROM failed) OR NOT EXISTS (
-              SELECT
-              FROM outbox_events AS earlier
-              WHERE hashtext(earlier.partition_key) = hashtext(e.partition_key)
-                AND earlier.partition_key = e.partition_key AND earlier.seq < e.seq
-                AND earlier.published_at IS NULL AND earlier.publish_attempts > 0
-                AND relay_holds_back(earlier.generation, earlier.dead_at, e.generation, %(dead_head_blocks)s)
-              ORDER BY hashtext(earlier.partition_key), earlier.seq
-              OFFSET 0))
+              SELECT FROM relay_is_held_back(e.partition_key, e.seq, e.generation, %(dead_head_blocks)s)))
         ORDER BY e.seq
         LIMIT (SELECT quota.rows FROM quota)
         FOR UPDATE SKIP LOCKED) AS e
@@ -106,14 +99,7 @@ due AS (
     WHERE e.published_at IS NULL AND e.dead_at IS NULL AND e.available_at <= now()
       AND relay_lane(e.partition_key) = ANY (%(lanes)s::int[] || -1)
       AND (e.partition_key = '' OR NOT EXISTS (
-          SELECT
-          FROM outbox_events AS earlier
-          WHERE hashtext(earlier.partition_key) = hashtext(e.partition_key)
-            AND earlier.partition_key = e.partition_key AND earlier.seq < e.seq
-            AND earlier.published_at IS NULL AND earlier.publish_attempts > 0
-            AND relay_holds_back(earlier.generation, earlier.dead_at, e.generation, %(dead_head_blocks)s)
-          ORDER BY hashtext(earlier.partition_key), earlier.seq
-          OFFSET 0))
+          SELECT FROM relay_is_held_back(e.partition_key, e.seq, e.generation, %(dead_head_blocks)s)))
     ORDER BY e.available_at
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED

@@ -1,5 +1,5 @@
--- As tasks/complete, for several tasks at once, each fenced by its own token. This statement must not wait, so it
--- skips rows that another session has locked; tasks/complete decides on those. As in inbox/claim_many, the planner
+-- As tasks/settle, for several tasks at once, each fenced by its own token. This statement must not wait, so it
+-- skips rows that another session has locked; tasks/settle decides on those. As in inbox/claim_many, the planner
 -- does not see how many ids there are.
 WITH ours AS MATERIALIZED (
     SELECT id

@@ -1,4 +1,8 @@
--- As tasks/complete, at the end of a function's transaction. See inbox/settle.
+-- The handler is done: alone, or at the end of a function's transaction. Fenced by the claim's token. If the claim is
+-- lost, this divides by zero: the error stops the COMMIT that was sent together with it. The row in processed_events
+-- outlives this one.
+-- IS NOT DISTINCT FROM replaces = here and wherever a claimed task is settled. With =, the planner might read the
+-- whole index of running tasks instead of the primary key, if its statistics say that this index is empty.
 WITH done AS (
     UPDATE task_outbox
     SET status = 'completed', finished_at = clock_timestamp(), claim_token = NULL, claimed_until = NULL,
