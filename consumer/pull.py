@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from consumer.key_order import DeliveryNumbers
@@ -25,15 +25,23 @@ from relay.domain.policies import DeadLetter, DeadLetterClass
 from relay.failpoints import reach
 from relay.ports import Delivery, InboxReceiver, InboxRow, Inserted, JetStreamConsumer
 
-_WAIT: Final = timedelta(seconds=2)
-_NAK_DELAY: Final = timedelta(seconds=2)
-#: How often the insert of a batch is tried before the batch goes back to the stream.
-_MAX_INSERT_ATTEMPTS: Final = 20
-_INSERT_PAUSE_S: Final = 0.5
-#: How long to wait while the inbox is full, in seconds.
-_FULL_PAUSE_S: Final = 0.1
-#: After a count that found the inbox full, the pause is so many times as long as the count took.
-_PAUSE_FACTOR: Final = 20
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullTimes:
+    """How long a pull job waits, and how often it tries.
+
+    ``fetch``: how long JetStream holds a request for messages. ``insert_pause``: between two tries to insert a
+    batch, in seconds. After ``insert_attempts`` tries the batch goes back to the stream, for ``nak_delay``.
+    ``workers_busy``: the pause while the workers have enough to do, in seconds. ``rest``: after a count that found
+    the inbox full, the job rests for so many times as long as the count took.
+    """
+
+    fetch: timedelta = timedelta(seconds=2)
+    insert_pause: float = 0.5
+    insert_attempts: int = 20
+    nak_delay: timedelta = timedelta(seconds=2)
+    workers_busy: float = 0.1
+    rest: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +62,32 @@ class PullConfig:
     max_inbox: int | None = None
 
 
+@dataclass(slots=True, kw_only=True)
 class PullMessages:
     """Moves messages from a durable consumer into the inbox and hands their ids to ``enqueue``.
 
     The inbox row is committed before anything else happens to a message. A lost queue entry is harmless,
-    because the sweep finds the row.
+    because the sweep finds the row. ``order`` and ``numbers``: set if the subscription is ordered.
     """
 
-    def __init__(
-        self,
-        config: PullConfig,
-        inbox: InboxReceiver,
-        consumer: JetStreamConsumer,
-        enqueue: Callable[[Sequence[UUID]], Awaitable[None]],
-        facts: FactSink,
-        order: OrderedInboxAdapter | None = None,
-        watch: DeliveryNumbers | None = None,
-    ) -> None:
-        self._config = config
-        self._inbox = inbox
-        self._consumer = consumer
-        self._enqueue = enqueue
-        self._facts = facts
-        self._order = order
-        self._watch = watch
-        self._about: Any = {"context": config.context, "subscription": config.subscription}
-        self._limit = None if config.max_inbox is None else InboxLimit(config.max_inbox)
-        self._rest_until = 0.0
+    config: PullConfig
+    inbox: InboxReceiver
+    consumer: JetStreamConsumer
+    enqueue: Callable[[Sequence[UUID]], Awaitable[None]]
+    facts: FactSink
+    order: OrderedInboxAdapter | None = None
+    numbers: DeliveryNumbers | None = None
+    times: PullTimes = PullTimes()
+    _limit: InboxLimit | None = field(init=False, default=None)
+    _rest_until: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        if self.config.max_inbox is not None:
+            self._limit = InboxLimit(self.config.max_inbox)
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"context": self.config.context, "subscription": self.config.subscription}
 
     async def run(self, go_on: Callable[[], bool]) -> int:
         """Pull until ``go_on`` returns False, or the inbox is full; returns how many messages were new.
@@ -89,34 +96,34 @@ class PullMessages:
         because every delivery that cannot be stored counts against the consumer's ``max_deliver``.
         """
         total = 0
-        await self._inbox.ping()
+        await self.inbox.ping()
         if self._limit is not None:
             self._limit.room = 0  # another process may have pulled meanwhile
         try:
             while go_on() and not await self._is_paused():
                 if await self._is_full():
-                    await asyncio.sleep(_FULL_PAUSE_S)
+                    await asyncio.sleep(self.times.workers_busy)
                     continue
-                if self._watch is not None:
-                    await self._watch.before_fetch()
-                total += await self._fetched(await self._consumer.fetch(self._config.batch_size, _WAIT))
+                if self.numbers is not None:
+                    await self.numbers.before_fetch()
+                total += await self._fetched(await self.consumer.fetch(self.config.batch_size, self.times.fetch))
         finally:
-            total += await self._fetched(await self._consumer.finish())
+            total += await self._fetched(await self.consumer.finish())
         return total
 
     async def _fetched(self, deliveries: Sequence[Delivery]) -> int:
         if not deliveries:
             return 0
-        if self._watch is not None:
-            await self._watch.after_fetch()
+        if self.numbers is not None:
+            await self.numbers.after_fetch()
         return await self.accept(deliveries)
 
     async def _is_full(self) -> bool:
         """Return whether the workers have enough to do. Messages that wait for a retry do not count."""
-        if not self._config.ack_on_receipt:
+        if not self.config.ack_on_receipt:
             return False
-        limit = self._config.max_due
-        return await self._inbox.due(self._config.subscription, limit) >= limit
+        limit = self.config.max_due
+        return await self.inbox.due(self.config.subscription, limit) >= limit
 
     async def _is_paused(self) -> bool:
         """Return whether the inbox is full. It is counted again when as many were pulled as there was room for."""
@@ -125,15 +132,13 @@ class PullMessages:
         begun = time.monotonic()
         if begun < self._rest_until:
             return True
-        changed = self._limit.counted(
-            await self._inbox.due(self._config.subscription, self._limit.most, later=True)
-        )
+        changed = self._limit.counted(await self.inbox.due(self.config.subscription, self._limit.most, later=True))
         paused = self._limit.paused
         if paused:
-            self._rest_until = begun + _PAUSE_FACTOR * (time.monotonic() - begun)
+            self._rest_until = begun + self.times.rest * (time.monotonic() - begun)
         if changed:
             resumed = PullsResumed(**self._about)
-            self._facts(PullsPaused(**self._about, max_inbox=self._limit.most) if paused else resumed)
+            self.facts(PullsPaused(**self._about, max_inbox=self._limit.most) if paused else resumed)
         return paused
 
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
@@ -144,21 +149,21 @@ class PullMessages:
         inserted = await self._insert(rows)
         settled = self._settled(rows, inserted)
         if settled:
-            await self._consumer.ack(settled)
+            await self.consumer.ack(settled)
         new = [known.message_id for known in inserted if known.new]
         if self._limit is not None:
             self._limit.room -= len(new)
         about: dict[str, Any] = {"received": len(deliveries), "duplicates": len(deliveries) - len(new)}
         traces = [it for row in rows if (it := traceparent.find(row.headers)) is not None]
         waits = _waits(deliveries, rows, {*new}, begun)
-        self._facts(MessagesReceived(**self._about, **about, traces=traces, begun=begun, waits=waits))
+        self.facts(MessagesReceived(**self._about, **about, traces=traces, begun=begun, waits=waits))
         if new:
             await self._hand_over(inserted)
         return len(new)
 
     def _settled(self, rows: Sequence[InboxRow], inserted: Sequence[Inserted]) -> list[str]:
         """Return the reply subjects to acknowledge, now that the rows are committed."""
-        if self._config.ack_on_receipt:
+        if self.config.ack_on_receipt:
             return [row.ack_subject for row in rows]
         done = {known.message_id for known in inserted if known.done or known.parked}
         if not done:
@@ -168,11 +173,11 @@ class PullMessages:
     async def _hand_over(self, inserted: Sequence[Inserted]) -> None:
         try:
             if ids := await self._runnable(inserted):
-                await self._enqueue(ids)
+                await self.enqueue(ids)
             reach("after_enqueue")
         except Outage as error:
             # The rows are committed, so the sweep enqueues them once the server is back.
-            self._facts(OutageSeen(context=self._config.context, server=error.server, error=error.explanation))
+            self.facts(OutageSeen(context=self.config.context, server=error.server, error=error.explanation))
 
     async def _runnable(self, inserted: Sequence[Inserted]) -> list[UUID]:
         """Return the new messages that may run.
@@ -181,26 +186,26 @@ class PullMessages:
         """
         runnable = [known.message_id for known in inserted if known.new and known.runnable and not known.parked]
         behind = [known.message_id for known in inserted if known.new and not known.runnable]
-        if behind and self._order is not None:
-            runnable += await self._order.promote(behind)
+        if behind and self.order is not None:
+            runnable += await self.order.promote(behind)
         return runnable
 
     async def _insert(self, rows: Sequence[InboxRow]) -> list[Inserted]:
         """Insert a batch, and retry in an outage; a batch that cannot be inserted goes back to the stream."""
         replies = [row.ack_subject for row in rows]
-        for _ in range(_MAX_INSERT_ATTEMPTS):
+        for _ in range(self.times.insert_attempts):
             try:
-                inserted = await self._inbox.insert(rows)
+                inserted = await self.inbox.insert(rows)
                 reach("after_inbox_insert")
             except MalformedMessage as error:
                 return await self._insert_apart(rows, error)
             except DatabaseUnreachable as error:
-                self._facts(OutageSeen(context=self._config.context, server="postgresql", error=error.explanation))
-                await self._consumer.in_progress(replies)
-                await asyncio.sleep(_INSERT_PAUSE_S)
+                self.facts(OutageSeen(context=self.config.context, server="postgresql", error=error.explanation))
+                await self.consumer.in_progress(replies)
+                await asyncio.sleep(self.times.insert_pause)
             else:
                 return list(inserted)
-        await self._consumer.nak(replies, _NAK_DELAY)
+        await self.consumer.nak(replies, self.times.nak_delay)
         raise DatabaseUnreachable("the inbox did not take a batch; it was given back to the stream")
 
     async def _insert_apart(self, rows: Sequence[InboxRow], error: MalformedMessage) -> list[Inserted]:
@@ -216,7 +221,7 @@ class PullMessages:
         """Turn a delivery into a row. If it cannot be read now, it never can: its row is a dead letter."""
         place: dict[str, Any] = {
             "subject": delivery.subject,
-            "subscription": self._config.subscription,
+            "subscription": self.config.subscription,
             "stream": delivery.stream,
             "stream_seq": delivery.stream_seq,
             "ack_subject": delivery.reply,
@@ -240,7 +245,7 @@ class PullMessages:
             correlation_id=event.correlation_id,
             causation_id=event.causation_id,
             originals=event.originals,
-            order_key=None if self._order is None else order_key(event.partition_key),
+            order_key=None if self.order is None else order_key(event.partition_key),
             **place,
         )
 
@@ -248,11 +253,11 @@ class PullMessages:
         """Read a delivery. Raises MalformedMessage."""
         if not delivery.legible:
             raise MalformedMessage("holds bytes that are no text, shown escaped", field="subject")
-        return decode(self._config.envelope, delivery.subject, delivery.headers, delivery.body)
+        return decode(self.config.envelope, delivery.subject, delivery.headers, delivery.body)
 
     def _order_key(self, delivery: Delivery) -> str | None:
         """Return the key of an unreadable message: as a dead letter it still blocks its key."""
-        if self._order is None:
+        if self.order is None:
             return None
         try:
             return order_key(partition_key(delivery.headers))

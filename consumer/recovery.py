@@ -32,22 +32,31 @@ from relay.domain.model import Finished
 from relay.domain.watermark import Watermark
 from relay.ports import ConsumerState, Delivery, InboxRepository, JetStreamConsumer
 
-#: How long a delivery may take from JetStream to the inbox before it counts as lost.
-PATIENCE: Final = timedelta(seconds=2)
-#: How many sequences of an ordered subscription are compared at a time; the watermark follows.
-_STRETCH_SEQS: Final = 50_000
-#: How many advisories are read at a time, and how long to wait for the first. Later ones are read next time.
-_BATCH_ADVISORIES: Final = 100
-_WAIT: Final = timedelta(milliseconds=200)
 #: No stream has so many messages, and no column holds a larger number.
 _NO_LIMIT: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryLimits:
+    """How long recovery waits, and how much it compares.
+
+    ``patience``: how long a delivery may take from JetStream to the inbox before it counts as lost. ``range``:
+    how many sequences of an ordered subscription are compared at a time. ``recent``: older messages that JetStream
+    has settled are not read. ``advisories``: how many are read at a time. ``wait``: for the first of them.
+    """
+
+    patience: timedelta = timedelta(seconds=2)
+    range: int = 50_000
+    recent: timedelta = HORIZON
+    advisories: int = 100
+    wait: timedelta = timedelta(milliseconds=200)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """Finds and fills the gaps of one subscription. Its methods raise BrokerUnreachable and DatabaseUnreachable.
 
-    ``watch``: set if the subscription is ordered. ``on_receipt``: a message in the inbox is acknowledged,
+    ``numbers``: set if the subscription is ordered. ``on_receipt``: a message in the inbox is acknowledged,
     finished or not (``settle = "inbox"``).
     """
 
@@ -59,8 +68,9 @@ class Recovery:
     reader: StreamReader
     pull: PullMessages
     facts: FactSink
-    watch: DeliveryNumbers | None = None
+    numbers: DeliveryNumbers | None = None
     on_receipt: bool = False
+    limits: RecoveryLimits = RecoveryLimits()
 
     async def insert_missed(self, seqs: Sequence[int], settled: int = 0, since: datetime | None = None) -> int:
         """Put the consumer's own messages among ``seqs``, in order, into the inbox as a pull would.
@@ -79,11 +89,14 @@ class Recovery:
             cursor = delivery.stream_seq + 1
             if (
                 delivery.stream_seq in wanted
-                and (delivery.stream_seq > settled or _is_recent(delivery))
+                and (delivery.stream_seq > settled or self._is_recent(delivery))
                 and (since is None or delivery.stored_at is None or delivery.stored_at >= since)
             ):
                 new += await self.pull.accept([delivery])
         return new
+
+    def _is_recent(self, delivery: Delivery) -> bool:
+        return delivery.stored_at is not None and delivery.stored_at > datetime.now(UTC) - self.limits.recent
 
     async def recover(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
         """Compare what JetStream holds open with the inbox once; returns how many messages were recovered.
@@ -91,16 +104,16 @@ class Recovery:
         A message that is missing at first gets two seconds to arrive, in ``sleep``. Finished messages are
         acknowledged again. In an ordered subscription the watermark moves forward.
         """
-        before, mark = (await self.consumer.state(), None) if self.watch is None else await self.watch.look()
+        before, mark = (await self.consumer.state(), None) if self.numbers is None else await self.numbers.look()
         if before.pending == 0 and _has_arrived(before, mark):
             return 0
-        after, upto = _range(before, mark)
+        after, upto = _range(before, mark, self.limits.range)
         suspects = await self._missing(after, upto)
         if not suspects:
             await self._compared(before, upto)
             if before.pending == 0:
                 return 0
-        await sleep(PATIENCE.total_seconds())
+        await sleep(self.limits.patience.total_seconds())
         now, recovered = await self.consumer.state(), 0
         if suspects:
             after = max(after, now.ack_floor) if mark is None else after
@@ -121,8 +134,8 @@ class Recovery:
         """
         new, full = 0, True
         while full:
-            batch = [*await advisories.fetch(_BATCH_ADVISORIES, _WAIT), *await advisories.finish()]
-            full = len(batch) >= _BATCH_ADVISORIES
+            batch = [*await advisories.fetch(self.limits.advisories, self.limits.wait), *await advisories.finish()]
+            full = len(batch) >= self.limits.advisories
             named = {advisory.reply: seq for advisory in batch if (seq := _named(advisory)) is not None}
             try:
                 new += await self.insert_missed(sorted(set(named.values())))
@@ -146,8 +159,8 @@ class Recovery:
         return await self.inbox.missing(self.subscription, self.stream, after, upto) if after < upto else []
 
     async def _compared(self, state: ConsumerState, upto: int) -> None:
-        if self.watch is not None:
-            await self.watch.compared(state, upto)
+        if self.numbers is not None:
+            await self.numbers.compared(state, upto)
 
     async def _acknowledge_again(self, after: int, upto: int) -> int:
         """Acknowledge finished messages; returns how many new messages were found at their sequences instead.
@@ -160,9 +173,9 @@ class Recovery:
         if not finished:
             return 0
         there = await self.reader.stored(finished[0].stream_seq, finished[-1].stream_seq)
-        gone = [it for it in finished if _is_replaced(it, self.stream, there)]
-        await self.consumer.ack([it.reply for it in finished if it not in gone])
-        return await self.insert_missed([it.stream_seq for it in gone])
+        replaced = [it for it in finished if _is_replaced(it, self.stream, there)]
+        await self.consumer.ack([it.reply for it in finished if it not in replaced])
+        return await self.insert_missed([it.stream_seq for it in replaced])
 
 
 def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
@@ -174,29 +187,25 @@ def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
     return mark is None or (mark.consumer_seq is not None and mark.consumer_seq >= state.consumer_seq)
 
 
-def _range(state: ConsumerState, mark: Watermark | None) -> tuple[int, int]:
-    """Return the range to compare. With order it starts at the watermark and is at most one stretch long.
+def _range(state: ConsumerState, mark: Watermark | None, size: int) -> tuple[int, int]:
+    """Return the range to compare: from the ack floor. With order: from the watermark, at most ``size`` messages.
 
-    A watermark that is a stretch behind the floor is older than the order, and the floor counts instead. Messages
-    before the consumer's start are no gap.
+    If the watermark lies further back, ``order`` was switched on later: then from the ack floor. Messages before
+    the consumer's start are no gap.
     """
     if mark is None:
         return state.ack_floor, state.delivered
-    known = max(mark.stream_seq, state.first - 1)
-    after = known if state.ack_floor - known <= _STRETCH_SEQS else state.ack_floor
-    return after, max(after, min(state.delivered, after + _STRETCH_SEQS))
-
-
-def _is_recent(delivery: Delivery) -> bool:
-    return delivery.stored_at is not None and delivery.stored_at > datetime.now(UTC) - HORIZON
+    complete = max(mark.stream_seq, state.first - 1)
+    after = complete if state.ack_floor - complete <= size else state.ack_floor
+    return after, max(after, min(state.delivered, after + size))
 
 
 def _is_replaced(message: Finished, stream: str, there: Mapping[int, Stored]) -> bool:
     """Return whether another message has its sequence now. Not known for a message with only a stand-in id."""
-    found = there.get(message.stream_seq)
-    if found is None or message.message_id == stand_in_id(stream, message.stream_seq):
+    stored = there.get(message.stream_seq)
+    if stored is None or message.message_id == stand_in_id(stream, message.stream_seq):
         return False
-    return found.message_id != message.message_id and found.msg_id != message.msg_id
+    return stored.message_id != message.message_id and stored.msg_id != message.msg_id
 
 
 def _named(advisory: Delivery) -> int | None:

@@ -215,18 +215,18 @@ def pull(context: str, subscription: str) -> PullMessages:
         max_inbox=settings.max_inbox,
     )
     return PullMessages(
-        config,
-        application.inbox(context, subscription),
-        application.consumer(context, subscription),
-        enqueue(context, subscription),
-        application.facts,
-        application.order(context, subscription),
-        watch(context, subscription),
+        config=config,
+        inbox=application.inbox(context, subscription),
+        consumer=application.consumer(context, subscription),
+        enqueue=enqueue(context, subscription),
+        facts=application.facts,
+        order=application.order(context, subscription),
+        numbers=numbers(context, subscription),
     )
 
 
 @cache
-def watch(context: str, subscription: str) -> DeliveryNumbers | None:
+def numbers(context: str, subscription: str) -> DeliveryNumbers | None:
     """What numbers the deliveries of an ordered subscription."""
     order, settings = application.order(context, subscription), application.subscription(context, subscription)
     if order is None:
@@ -260,7 +260,7 @@ def alerts(context: str) -> SendAlerts | None:
 
 @cache
 def recovery(context: str, subscription: str) -> Recovery:
-    """What takes up messages that went missing on the way into the inbox."""
+    """What finds and fills the gaps of a subscription's inbox."""
     spec = application.subscription(context, subscription).consumer_spec()
     return Recovery(
         context=context,
@@ -273,7 +273,7 @@ def recovery(context: str, subscription: str) -> Recovery:
         ),
         pull=pull(context, subscription),
         facts=application.facts,
-        watch=watch(context, subscription),
+        numbers=numbers(context, subscription),
         on_receipt=on_receipt(context, subscription),
     )
 

@@ -20,8 +20,8 @@ from psycopg.rows import dict_row
 from consumer.functions import PythonEventHandler
 from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows
-from consumer.pull import PullConfig, PullMessages
-from consumer.recovery import Recovery
+from consumer.pull import PullConfig, PullMessages, PullTimes
+from consumer.recovery import Recovery, RecoveryLimits
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
@@ -130,6 +130,10 @@ class Subscription:
     settle: str = "handler"
     #: How long a claim of a message holds if nobody renews it.
     lease: timedelta = timedelta(seconds=8)
+    pull_times: PullTimes = field(default_factory=lambda: PullTimes(fetch=timedelta(milliseconds=300)))
+    recovery_limits: RecoveryLimits = field(
+        default_factory=lambda: RecoveryLimits(patience=timedelta(milliseconds=50))
+    )
     order: OrderedInboxAdapter | None = None
 
     def keep_order(self, failed_head: FailedHead = "block") -> Subscription:
@@ -137,7 +141,7 @@ class Subscription:
         self.inbox = self.order = OrderedInboxAdapter(self.pool, failed_head=failed_head)
         return self
 
-    def watch(self, **parts: Any) -> DeliveryNumbers | None:
+    def numbers(self, **parts: Any) -> DeliveryNumbers | None:
         if self.order is None:
             return None
         return DeliveryNumbers(SUBSCRIPTION, self.stream, self.order, parts.get("consumer", self.consumer))
@@ -170,13 +174,14 @@ class Subscription:
             max_inbox=parts.get("max_inbox"),
         )
         return PullMessages(
-            config,
-            parts.get("inbox", self.inbox),
-            parts.get("consumer", self.consumer),
-            parts.get("enqueue", self.enqueue),
-            self.facts.append,
-            self.order,
-            self.watch(**parts),
+            config=config,
+            inbox=parts.get("inbox", self.inbox),
+            consumer=parts.get("consumer", self.consumer),
+            enqueue=parts.get("enqueue", self.enqueue),
+            facts=self.facts.append,
+            order=self.order,
+            numbers=self.numbers(**parts),
+            times=self.pull_times,
         )
 
     def process(self, handler: Any, **parts: Any) -> OneByOne:
@@ -228,7 +233,8 @@ class Subscription:
             reader=parts.get("reader", reader),
             pull=self.pull(),
             facts=self.facts.append,
-            watch=self.watch(**parts),
+            numbers=self.numbers(**parts),
+            limits=self.recovery_limits,
             on_receipt=self.settle == "inbox",
         )
 

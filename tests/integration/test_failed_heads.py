@@ -10,7 +10,6 @@ from uuid import UUID
 
 import pytest
 
-from consumer import recovery as recovery_module
 from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
 from relay.adapters.postgres.pool import pooled
@@ -26,8 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def desk(database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
+async def desk(database_url: str, nats_server: NatsServer) -> AsyncIterator[Desk]:
     async with at_the_desk(database_url, nats_server.url) as desk:
         yield desk
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -10,8 +11,7 @@ from uuid import UUID
 import pytest
 from nats.js.api import ConsumerConfig
 
-from consumer import pull as pull_module
-from consumer import recovery as recovery_module
+from consumer.pull import PullTimes
 from relay.adapters.jetstream.topology import ensure
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
@@ -27,12 +27,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def sub(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
-    monkeypatch.setattr(recovery_module, "_WAIT", timedelta(milliseconds=300))
+async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
     async with subscribed(database_url, nats_server.url, max_deliver=1) as subscription:
+        subscription.recovery_limits = replace(subscription.recovery_limits, wait=timedelta(milliseconds=300))
         await ensure(subscription.js, [RELAY_ADVISORIES], [about(subscription)])
         yield subscription
 
@@ -155,12 +152,8 @@ async def test_of_overlapping_filters_each_gets_its_own_back(sub: Subscription) 
     assert [row["subject"] for row in await sub.rows()] == [sub.subject] * 2
 
 
-async def test_one_that_was_given_up_while_the_database_was_away_is_handled(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull_module, "_MAX_INSERT_ATTEMPTS", 1)
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0)
-    monkeypatch.setattr(pull_module, "_NAK_DELAY", timedelta())
+async def test_one_that_was_given_up_while_the_database_was_away_is_handled(sub: Subscription) -> None:
+    sub.pull_times = PullTimes(insert_attempts=1, insert_pause=0.0, nak_delay=timedelta())
 
     class Away(PostgresInboxAdapter):
         async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
@@ -209,9 +202,9 @@ async def test_nothing_of_its_key_overtakes_one_that_the_floor_has_passed(sub: S
     assert await handled(sub, first, second) == [first, second]
 
 
-@pytest.mark.parametrize(("limit", "value"), [("HORIZON", timedelta()), ("_STRETCH_SEQS", 0)])
+@pytest.mark.parametrize(("limit", "value"), [("recent", timedelta()), ("range", 0)])
 async def test_an_old_message_is_not_taken_up_again_though_the_watermark_is_older(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch, limit: str, value: Any
+    sub: Subscription, limit: str, value: Any
 ) -> None:
     """Its row may be in the archive. If it is a stretch ago, nobody looks."""
     done = await sub.received()
@@ -219,7 +212,7 @@ async def test_an_old_message_is_not_taken_up_again_though_the_watermark_is_olde
     await floor_is(sub, 1)
     sub.keep_order()
     await sub.query("DELETE FROM inbox_messages")
-    monkeypatch.setattr(recovery_module, limit, value)
+    sub.recovery_limits = replace(sub.recovery_limits, **{limit: value})
     assert await sub.recovery().recover() == 0
     assert await sub.rows() == []
     assert sub.order is not None

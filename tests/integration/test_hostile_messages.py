@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 from nats.js.api import StreamConfig
 
-from consumer import recovery as recovery_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -38,8 +37,7 @@ SHOWN = {
 
 
 @pytest.fixture
-async def desk(database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
+async def desk(database_url: str, nats_server: NatsServer) -> AsyncIterator[Desk]:
     async with at_the_desk(database_url, nats_server.url) as desk:
         yield desk
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from dataclasses import replace
 
 import pytest
 
-from consumer import pull as pull_module
 from consumer.pull import PullMessages
 from relay.devstack import NatsServer
 from relay.domain.facts import PullsPaused, PullsResumed
@@ -18,13 +17,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def sub(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(pull_module, "_WAIT", timedelta(milliseconds=300))
-    monkeypatch.setattr(pull_module, "_PAUSE_FACTOR", 0)
+async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
     async with subscribed(database_url, nats_server.url) as subscription:
         subscription.settle = "inbox"
+        subscription.pull_times = replace(subscription.pull_times, rest=0.0)
         yield subscription
 
 
@@ -85,10 +81,8 @@ async def test_what_another_process_has_pulled_since_counts(sub: Subscription) -
     assert len(await sub.rows()) == 2
 
 
-async def test_after_a_count_that_found_it_full_it_rests(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull_module, "_PAUSE_FACTOR", 1e9)
+async def test_after_a_count_that_found_it_full_it_rests(sub: Subscription) -> None:
+    sub.pull_times = replace(sub.pull_times, rest=1e9)
     for _ in range(2):
         await sub.send()
     pull = sub.pull(batch_size=1, max_inbox=1)

@@ -11,7 +11,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from consumer import recovery as recovery_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered import OrderedInboxAdapter
@@ -25,10 +24,7 @@ NOW = timedelta(0)
 
 
 @pytest.fixture
-async def sub(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
+async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
     async with subscribed(database_url, nats_server.url) as subscription:
         yield subscription.keep_order()
 
@@ -199,9 +195,9 @@ async def test_a_server_that_numbers_anew_is_noticed_before_a_number_is_believed
     """As after a kill of nats-server: its numbers go back, and a batch is lost with a worker before the next."""
     await received(sub, *["x"] * 3)
     await sub.query("UPDATE inbox_watermarks SET consumer_seq = 5")  # it had come further, by redeliveries
-    watch = sub.watch()
-    assert watch is not None
-    await watch.before_fetch()
+    numbers = sub.numbers()
+    assert numbers is not None
+    await numbers.before_fetch()
     assert await mark(sub) == Watermark(3, 3)
     await send(sub, "a", "b")
     await sub.lose(2)
@@ -249,10 +245,9 @@ async def test_the_watermark_follows_when_everything_is_acknowledged(sub: Subscr
 
 
 async def test_a_message_that_jetstream_gave_up_does_not_hold_the_watermark_for_ever(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    database_url: str, nats_server: NatsServer
 ) -> None:
     """Delivered once too often to workers that died, it is no longer pending, and the floor stays before it."""
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url, max_deliver=1, ack_wait=1) as sub:
         sub.keep_order()
         [a1] = await send(sub, "a")

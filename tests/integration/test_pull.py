@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from consumer import pull as pull_module
+from consumer.pull import PullTimes
 from relay.adapters.jetstream.consumer import ConsumerLimits, NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pool import create_pool
@@ -25,10 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def sub(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(pull_module, "_WAIT", timedelta(milliseconds=300))
+async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
     async with subscribed(database_url, nats_server.url) as subscription:
         yield subscription
 
@@ -210,17 +207,16 @@ async def away(server: PostgresServer) -> AsyncIterator[None]:
 
 
 async def test_a_batch_in_hand_waits_for_the_database_and_is_not_delivered_again_meanwhile(
-    own_postgres: PostgresServer, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    own_postgres: PostgresServer, nats_server: NatsServer
 ) -> None:
     from relay.adapters.postgres.migrations import upgrade
 
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0.2)
-    # PostgreSQL recovers within these, on however busy a machine.
-    monkeypatch.setattr(pull_module, "_MAX_INSERT_ATTEMPTS", 300)
     url = own_postgres.create_database("sea")
     await asyncio.to_thread(upgrade, url)
     async with subscribed(url, nats_server.url, ack_wait=2) as sub:
         sub.pool.timeout = 0.2
+        # PostgreSQL recovers within these attempts, on however busy a machine.
+        sub.pull_times = PullTimes(insert_pause=0.2, insert_attempts=300)
         message_id = await sub.send()
         deliveries = await sub.fetch()
         another = asyncio.create_task(sub.lossy().fetch(10, timedelta(minutes=1)))
@@ -235,11 +231,8 @@ async def test_a_batch_in_hand_waits_for_the_database_and_is_not_delivered_again
         assert (await sub.row(message_id))["processed_at"] is None
 
 
-async def test_a_batch_that_cannot_be_kept_goes_back_to_the_stream(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0)
-    monkeypatch.setattr(pull_module, "_NAK_DELAY", timedelta(0))
+async def test_a_batch_that_cannot_be_kept_goes_back_to_the_stream(sub: Subscription) -> None:
+    sub.pull_times = PullTimes(fetch=timedelta(milliseconds=300), insert_pause=0.0, nak_delay=timedelta())
 
     class Away(PostgresInboxAdapter):
         async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:

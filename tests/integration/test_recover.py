@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from consumer import recovery as recovery_module
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.devstack import NatsServer
 from relay.domain.facts import DeliveriesRecovered
@@ -20,10 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def sub(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
+async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
     async with subscribed(database_url, nats_server.url) as subscription:
         yield subscription
 
@@ -70,9 +65,8 @@ async def test_an_unreadable_message_is_recovered_like_any_other(sub: Subscripti
 
 
 async def test_messages_of_other_filters_of_the_stream_are_left_alone(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    database_url: str, nats_server: NatsServer
 ) -> None:
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url) as sub:
         foreign = f"{sub.name}.other.thing.v1"
         sent = []

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import redis
 
-from consumer.recovery import PATIENCE
+from consumer.recovery import RecoveryLimits
 from relay.adapters.dramatiq.gates import GateTimes
 from relay.adapters.members import this_process
 from relay.devstack import PostgresServer, ValkeyServer
@@ -334,7 +334,7 @@ async def test_a_context_without_unfinished_messages_is_looked_after_less_often(
     pace = scheduler.table["look_after:sea"].pace
     assert pace is not None
     await scheduler.tick("look_after:sea")
-    assert pace.every == timedelta(seconds=5) < timedelta(seconds=10) - PATIENCE
+    assert pace.every == timedelta(seconds=5) < timedelta(seconds=10) - RecoveryLimits().patience
     scheduler.receive()
     await scheduler.tick("look_after:sea")
     assert pace.every == timedelta(seconds=3)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from consumer import pull as pull_module
-from consumer import recovery as recovery_module
+from consumer.pull import PullTimes
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
@@ -21,11 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def sub(
-    database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Subscription]:
-    monkeypatch.setattr(pull_module, "_WAIT", timedelta(milliseconds=300))
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
+async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subscription]:
     async with subscribed(database_url, nats_server.url, max_ack_pending=3) as subscription:
         subscription.settle = "inbox"
         yield subscription
@@ -49,11 +45,8 @@ async def test_a_message_is_acknowledged_once_its_row_is_committed_and_not_befor
     await sub.acked()
 
 
-async def test_a_batch_that_could_not_be_committed_is_not_acknowledged(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull_module, "_MAX_INSERT_ATTEMPTS", 1)
-    monkeypatch.setattr(pull_module, "_INSERT_PAUSE_S", 0)
+async def test_a_batch_that_could_not_be_committed_is_not_acknowledged(sub: Subscription) -> None:
+    sub.pull_times = PullTimes(insert_attempts=1, insert_pause=0.0)
 
     class Away(PostgresInboxAdapter):
         async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
@@ -145,10 +138,8 @@ async def test_rows_that_could_be_handled_are_counted_up_to_a_limit(sub: Subscri
     assert await sub.inbox.due(SUBSCRIPTION, 100) == 3
 
 
-async def test_nothing_is_fetched_while_the_workers_have_enough_to_do(
-    sub: Subscription, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull_module, "_FULL_PAUSE_S", 0.01)
+async def test_nothing_is_fetched_while_the_workers_have_enough_to_do(sub: Subscription) -> None:
+    sub.pull_times = replace(sub.pull_times, workers_busy=0.01)
     for _ in range(5):
         await sub.send()
     looks = iter(range(50))

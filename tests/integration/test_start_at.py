@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from consumer import recovery as recovery_module
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.jetstream.topology import ensure
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -22,10 +21,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(params=["unordered", "ordered"])
 async def sub(
-    request: pytest.FixtureRequest, database_url: str, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, database_url: str, nats_server: NatsServer
 ) -> AsyncIterator[Subscription]:
     """A subscription of a stream that has three messages, without its consumer."""
-    monkeypatch.setattr(recovery_module, "PATIENCE", timedelta(milliseconds=50))
     async with subscribed(database_url, nats_server.url) as subscription:
         for _ in range(3):
             await subscription.send(Relay_Partition_Key="k")
