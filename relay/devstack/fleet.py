@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from relay.devstack import configuration, http_checks, private_files, processes, provision
 from relay.devstack.configuration import Configuration, Subscriptions
 from relay.devstack.errors import DevStackError, ServerFailed
-from relay.devstack.logs import LogConsole, last_lines, put_aside
+from relay.devstack.logs import LogConsole, last_lines, rotate
 from relay.devstack.ports import LOOPBACK, free_port
 from relay.devstack.stack import DevStack
 
@@ -187,7 +187,7 @@ class Fleet:
         logs = self.stack.directory / "logs"
         private_files.make_directory(logs)
         log = logs / f"{name}.log"
-        put_aside(log)
+        rotate(log)
         self._follow(name, log)
         common = {"RELAY_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1"}
         environment = processes.marked({**common, **self.configuration.environment}, self.stack.directory)

@@ -14,7 +14,9 @@ from relay.telemetry.logs import colored
 _POLL_SECONDS: Final = 0.05
 _COLORS: Final = (36, 33, 35, 32, 34, 31)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: A line without an end is printed once it has so many bytes.
 _LONGEST_LINE: Final = 65_536
+#: A log that is longer when its process starts begins anew.
 _LIMIT_BYTES: Final = 10_000_000
 
 
@@ -105,8 +107,8 @@ class LogConsole:
             self.closed.set()
 
 
-def put_aside(log: Path) -> None:
-    """Begin a log anew if it is long. The old one stays beside it."""
+def rotate(log: Path) -> None:
+    """Begin a log anew if it is long. The old one stays as ``NAME.log.1``."""
     if log.exists() and log.stat().st_size > _LIMIT_BYTES:
         log.replace(log.with_suffix(".log.1"))
 

@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 from relay.devstack import private_files, processes
 from relay.devstack.as_root import Account
 from relay.devstack.errors import DevStackError, ServerFailed, ServerNotUp
-from relay.devstack.logs import put_aside
+from relay.devstack.logs import rotate
 from relay.devstack.ports import free_port, is_free
 
 _STOP_SECONDS = 20.0
@@ -208,7 +208,7 @@ class Server(ABC):
     def _make_directory(self) -> None:
         private_files.make_directory(self.directory)
         self._password = private_files.password(self.directory / "password")
-        put_aside(self.log_path)
+        rotate(self.log_path)
 
     def _run(self) -> None:
         if self._port is None or not (self._was_ready or is_free(self._port)):
