@@ -29,12 +29,12 @@ from relay.worker import (
     OUTAGE_RETRIES,
     actor,
     application,
+    exit_on_error,
     long_running,
     metrics,
     periodic,
     row_actor,
     settings,
-    told,
 )
 
 
@@ -46,14 +46,14 @@ async def publish_shard(context: str, shard: int, *more: Any) -> None:
 
     A long drain ends when the number of workers has changed: the scheduler then sends the right number of jobs.
     """
-    *told, token = more
+    *shards, token = more
     configured, began = application.context(context).settings.publish.shards, time.monotonic()
-    count = told[0] if told else configured
+    count = shards[0] if shards else configured
     if shard >= count:
         return
 
     def fits() -> bool:
-        return goes_on(count, configured, application.members.known, time.monotonic() - began)
+        return goes_on(count, configured, application.members.last_publishing, time.monotonic() - began)
 
     async with long_running(jobs.PUBLISH.of(context, shard), token) as ours:
         if ours:
@@ -112,7 +112,7 @@ def _answer(name: str, queries: QueriesSettings) -> None:
 
 
 # Load now, so that a worker does not start with an envelope or a handler that cannot be used.
-with told():
+with exit_on_error():
     for _context in settings.contexts:
         writer(settings, _context)
     for _module in settings.actor_modules:

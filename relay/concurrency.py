@@ -161,7 +161,7 @@ class FairSlots:
         self._waiting: list[Slot] = []
         self._paid: dict[str, int] = {}
         self._last: dict[str, int] = {}
-        #: What the name that had the last turn had paid before.
+        #: The account of the name that had the last turn, as it was before that turn.
         self._level = 0
 
     @asynccontextmanager

@@ -57,13 +57,13 @@ class Duty:
         """The name of the duty's gate and of its row in ``relay schedule list``."""
         return ":".join(map(str, (self.kind.name, self.context, *self.about)))
 
-    def message(self, token: str, *more: int | None, **known: list[str]) -> Message[Any]:
-        """The message of the job that has ``token`` at the gate. ``known``: what a worker need not ask again."""
+    def message(self, token: str, *more: int | None, **hints: list[str]) -> Message[Any]:
+        """The message of the job that has ``token`` at the gate. ``hints``: what a worker need not ask again."""
         args = (self.context, *self.about, *more, token)
         # A share of its own: a duty that hangs takes no slot on the event loop from another.
         options = {SHARE: self.key} if self.kind.waits else {}
         return Message(
-            queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs=known, options=options
+            queue_name=self.kind.queue, actor_name=self.kind.actor, args=args, kwargs=hints, options=options
         )
 
 

@@ -40,7 +40,7 @@ from relay.tracing import fleet_tracing
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """End this process with one line if an error has a code. Dramatiq would print a traceback."""
     try:
         yield
@@ -49,7 +49,7 @@ def told() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-with told():
+with exit_on_error():
     settings = load_settings()
 configure(settings.log_level, settings.log_format)
 failpoints.enable(settings.failpoints)
@@ -62,7 +62,7 @@ heartbeat = worker_heartbeat(settings)
 if heartbeat is not None:
     application.on_start.append(heartbeat.start)
     application.on_stop.append(heartbeat.stop)
-with told():
+with exit_on_error():
     tracing = fleet_tracing(settings, "worker")
 if tracing is not None:
     application.facts.listen(tracing)

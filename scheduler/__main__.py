@@ -65,7 +65,7 @@ def main() -> int:
 
 
 async def _list(settings: Settings, crons: dict[str, list[Cron]]) -> None:
-    application, broker = _parts(settings)
+    application, broker = _connected(settings)
     for context in settings.contexts:
         for entry in ticks(application, broker, context):
             sys.stdout.write(f"{entry.name:<50} every {entry.every.total_seconds():g} s\n")
@@ -81,8 +81,8 @@ async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    application, broker = _parts(settings)
-    jobs = {name: [job.name for job in found] for name, found in crons.items()}
+    application, broker = _connected(settings)
+    jobs = {name: [job.name for job in its] for name, its in crons.items()}
     for listener in (LogFacts(), *scheduler_metrics(settings, jobs, Samples(application).ask)):
         application.facts.listen(listener)
     await application.start()
@@ -99,23 +99,23 @@ async def run(settings: Settings, crons: dict[str, list[Cron]]) -> None:
     await application.stop()
 
 
-def _parts(settings: Settings) -> tuple[Application, RelayBroker]:
+def _connected(settings: Settings) -> tuple[Application, RelayBroker]:
     return Application(settings, role="scheduler"), job_broker(settings)
 
 
 def _leaders(
-    application: Application, broker: RelayBroker, clock: IntervalTimer, crons: dict[str, list[Cron]]
+    application: Application, broker: RelayBroker, timer: IntervalTimer, crons: dict[str, list[Cron]]
 ) -> Iterator[Leader]:
     send = Sender(application, broker)
     for name in application.settings.contexts:
-        parts = application.context(name)
-        store, records = PostgresLease(parts.wakeup.lend, _HOLDER, _WHO), PostgresSchedule(parts.wakeup.lend)
+        context = application.context(name)
+        store, records = PostgresLease(context.wakeup.lend, _HOLDER, _WHO), PostgresSchedule(context.wakeup.lend)
         tick = CronTick(name, crons[name], store, records, partial(send.runs, name), application.facts)
         table = [*ticks(application, broker, name)]
         if tick.jobs:
             table.append(Tick(f"crons:{name}", EVERY, tick.tick, tick.forget))
         lease = Lease(store, application.settings.scheduler_lease)
-        yield Leader(name, table, tick, lease, records, clock, application.facts, release=parts.wakeup.close)
+        yield Leader(name, table, tick, lease, records, timer, application.facts, release=context.wakeup.close)
 
 
 if __name__ == "__main__":

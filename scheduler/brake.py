@@ -60,36 +60,36 @@ class BrakeTick:
         if begun < self._rest_until:
             return
         blocks = self._publish.dead_head == "block"
-        found = await self._brake.pressure(self._limits, self._publish.backoff_max, dead_head_blocks=blocks)
+        pressure = await self._brake.pressure(self._limits, self._publish.backoff_max, dead_head_blocks=blocks)
         ended = time.monotonic()
         rest = self._times.pause_factor * (ended - begun)
         hold = timedelta(seconds=self._times.hold + 2 * rest)
-        if found is not None:
+        if pressure is not None:
             self._seen = ended
-            await self._apply(found, rest, hold)
+            await self._apply(pressure, rest, hold)
         elif ended - self._seen < self._times.blind:
             await self._brake.keep(hold)
         # Only now: if the write failed, the next tick tries it again.
         self._rest_until = begun + rest
 
-    async def _apply(self, found: Pressure, rest: float, hold: timedelta) -> None:
-        reason = full(self._context, self._limits, found)
+    async def _apply(self, pressure: Pressure, rest: float, hold: timedelta) -> None:
+        reason = full(self._context, self._limits, pressure)
         if reason is None:
-            if found.action is not None:
+            if pressure.action is not None:
                 await self._brake.release()
                 self._facts(ProducersReleased(context=self._context))
-        elif found.remaining < self._times.hold / 2 + rest or not found.tells(self._limits):
+        elif pressure.remaining < self._times.hold / 2 + rest or not pressure.tells(self._limits):
             await self._brake.set(self._limits, reason, hold)
-            if found.action is None or found.remaining <= 0:
-                self._report(found, reason)
+            if pressure.action is None or pressure.remaining <= 0:
+                self._report(pressure, reason)
 
-    def _report(self, found: Pressure, reason: str) -> None:
+    def _report(self, pressure: Pressure, reason: str) -> None:
         self._facts(
             ProducersBraked(
                 context=self._context,
                 action=self._limits.action,
                 reason=reason,
-                waiting=found.waiting,
-                age_seconds=found.seconds,
+                waiting=pressure.waiting,
+                age_seconds=pressure.seconds,
             )
         )

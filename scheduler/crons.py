@@ -51,7 +51,7 @@ class CronTick:
         now = datetime.now(UTC)
         if self._next is not None and now < self._next and time.monotonic() < self._swept + _SWEEP_INTERVAL_S:
             return
-        opened = [await self._open(name, found) for name, found in await self._due(now)]
+        opened = [await self._open(name, run) for name, run in await self._due(now)]
         await self._send(await self._runs.waiting())
         following = min(filter(None, (self.next_run(name, now) for name in self.jobs)), default=None)
         # If a run was not opened, either another leader opens it or it is still ours: look again at the next tick.
@@ -62,7 +62,7 @@ class CronTick:
         since = await self._runs.last_fired(self.jobs)
         jobs = [(self.jobs[name], last) for name, last in since.items()]
         looked = [(job.name, due(job.expression, last, now, job.misfire_grace)) for job, last in jobs]
-        return [(name, found) for name, found in looked if found is not None]
+        return [(name, run) for name, run in looked if run is not None]
 
     async def run_now(self, name: str, requested_at: datetime) -> None:
         """Run a job once for an operator. Raises DatabaseUnreachable."""
@@ -73,9 +73,9 @@ class CronTick:
         """Return when a job fires next."""
         return self.jobs[name].expression.after(now)
 
-    async def _open(self, name: str, found: Due) -> bool:
-        state = await self._lead.open(name, found, uuid7())
+    async def _open(self, name: str, run: Due) -> bool:
+        state = await self._lead.open(name, run, uuid7())
         if state is RunState.MISSED:
-            missed = ScheduledRunMissed(context=self._context, job=name, scheduled_for=found.scheduled_for)
+            missed = ScheduledRunMissed(context=self._context, job=name, scheduled_for=run.scheduled_for)
             self._facts(missed)
         return state is not None

@@ -57,7 +57,7 @@ class Sender:
         self._broker = broker
 
     async def job(
-        self, duty: Duty, *more: int, force: bool = False, every: timedelta | None = None, **known: list[str]
+        self, duty: Duty, *more: int, force: bool = False, every: timedelta | None = None, **hints: list[str]
     ) -> bool:
         """Enqueue a job unless its duty has an outstanding one; ``force`` replaces that one.
 
@@ -68,7 +68,7 @@ class Sender:
                 duty.key,
                 force=force,
                 interval=timedelta() if every is None else every + _LATE,
-                send=lambda token: self._broker.entry(duty.message(token, *more, **known)),
+                send=lambda token: self._broker.entry(duty.message(token, *more, **hints)),
             )
         except Outage as error:
             self._application.facts(OutageSeen(context=duty.context, server="redis", error=error.explanation))
@@ -80,9 +80,9 @@ class Sender:
 
         One question finds out which. ``force`` replaces outstanding jobs.
         """
-        found = {duty.key: duty for duty in duties}
-        wanted = duties if force else [found[key] for key in await self._application.gates.lost(list(found))]
-        return all([await self.job(it, *more, force=force) for it in wanted]) and len(wanted) == len(duties)
+        by_key = {duty.key: duty for duty in duties}
+        free = duties if force else [by_key[key] for key in await self._application.gates.lost(list(by_key))]
+        return all([await self.job(it, *more, force=force) for it in free]) and len(free) == len(duties)
 
     async def job_if(self, needed: Callable[[], Awaitable[bool]], duty: Duty) -> bool | None:
         """Enqueue a job if it is needed; returns whether an outstanding job will do it, None if not needed.

@@ -19,9 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-import redis.exceptions
-
-from relay.adapters.redis_client import queue_error
+from relay.adapters.redis_client import reached
 from relay.concurrency import end, is_cancelled
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member
@@ -55,16 +53,16 @@ end
 {_COUNT}"""
 #: Returns a text and the milliseconds since its beat, in turn.
 _LIST: Final = f"""{_FORGET}
-local found = {{}}
+local members = {{}}
 local beats = redis.call("zrangebyscore", KEYS[1], "-inf", "+inf", "WITHSCORES")
 for i = 1, #beats, 2 do
     local text = redis.call("hget", KEYS[2], beats[i])
     if text then
-        table.insert(found, text)
-        table.insert(found, now - beats[i + 1])
+        table.insert(members, text)
+        table.insert(members, now - beats[i + 1])
     end
 end
-return found
+return members
 """
 
 
@@ -84,14 +82,14 @@ class Members:
         """Say that a member is there. Raises QueueUnreachable."""
         text = json.dumps({**asdict(member), "state": member.state.value})
         args = [*self._limits, member.id, text, "yes" if member.publishes else ""]
-        self._note(await _reached(self._beat(keys=self._keys, args=args)))
+        self._note(await reached(self._beat(keys=self._keys, args=args)))
 
     async def leave(self, member: Member) -> None:
         """Say that a member has ended. Raises QueueUnreachable."""
         beats, texts, publishing = self._keys
         pipeline = self._client.pipeline(transaction=False)
         pipeline.zrem(beats, member.id).hdel(texts, member.id).zrem(publishing, member.id)
-        await _reached(pipeline.execute())
+        await reached(pipeline.execute())
 
     async def publishing(self) -> int:
         """How many workers that publish are alive, at least 1; while Redis is away, as many as there were.
@@ -100,11 +98,11 @@ class Members:
         """
         if self._counted_at is None or time.monotonic() - self._counted_at > 2 * BEAT_INTERVAL_S:
             with suppress(QueueUnreachable):
-                self._note(await _reached(self._count(keys=self._keys, args=self._limits)))
+                self._note(await reached(self._count(keys=self._keys, args=self._limits)))
         return self._publishing
 
     @property
-    def known(self) -> int:
+    def last_publishing(self) -> int:
         """The last answer of `publishing`, at least 1."""
         return self._publishing
 
@@ -113,9 +111,9 @@ class Members:
 
     async def all(self) -> Sequence[Seen]:
         """Every member that is not forgotten yet, lost ones too. Raises QueueUnreachable."""
-        found = await _reached(self._list(keys=self._keys, args=self._limits))
+        answer = await reached(self._list(keys=self._keys, args=self._limits))
         seen = []
-        for text, silent_ms in zip(found[::2], found[1::2], strict=True):
+        for text, silent_ms in zip(answer[::2], answer[1::2], strict=True):
             # A member of another release may write another form. It is left out.
             with suppress(TypeError, ValueError, KeyError):
                 seen.append(Seen(member=read_member(json.loads(text)), silent_seconds=max(0, silent_ms) / 1000))
@@ -212,10 +210,3 @@ def process_runs(pid: int) -> bool:
     except OSError:
         return True
     return about.rpartition(")")[2].split()[:1] not in (["Z"], ["X"])
-
-
-async def _reached(asked: Any) -> Any:
-    try:
-        return await asked
-    except redis.exceptions.RedisError as error:
-        raise queue_error(error) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 import redis
 import redis.exceptions
@@ -10,6 +12,8 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from relay.domain.errors import QueueUnreachable
+
+Answer = TypeVar("Answer")
 
 #: How long a command may wait for a free connection, in seconds. It takes so long only in an outage.
 CONNECTION_WAIT_S: Final = 5.0
@@ -40,3 +44,18 @@ def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
         case _ if "SSL" in str(error) or "certificate" in str(error):
             return QueueUnreachable(f"Redis: no TLS connection: {error}", hint="see [redis]")
     return QueueUnreachable(f"Redis is not reachable: {error}")
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Turn errors of Redis into QueueUnreachable."""
+    try:
+        yield
+    except redis.exceptions.RedisError as error:
+        raise queue_error(error) from error
+
+
+async def reached(command: Awaitable[Answer]) -> Answer:
+    """The answer to a command. Raises QueueUnreachable."""
+    with reaching():
+        return await command

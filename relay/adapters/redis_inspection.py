@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 import redis.exceptions
 
-from relay.adapters.redis_client import queue_error
+from relay.adapters.redis_client import reached
 
 _TIMEOUT_S: Final = 3.0
 #: Dramatiq counts a worker without a heartbeat for this time as dead, in milliseconds.
@@ -47,9 +47,7 @@ async def look(url: str, namespace: str, options: Mapping[str, Any]) -> QueueSta
         url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, **options
     )
     try:
-        return await _look(client, namespace)
-    except redis.exceptions.RedisError as error:
-        raise queue_error(error) from error
+        return await reached(_look(client, namespace))
     finally:
         await client.aclose()
 

@@ -100,10 +100,10 @@ def total(lags: Iterable[ContextLag]) -> Load | RelayError:
         if isinstance(lag.tables, RelayError):
             return lag.tables
         for subscription in lag.streams:
-            if isinstance(found := lag.of(subscription), RelayError):
-                return found
-            rows += found.count
-            age = max(age, found.inbox.age_seconds)
+            if isinstance(waiting := lag.of(subscription), RelayError):
+                return waiting
+            rows += waiting.count
+            age = max(age, waiting.inbox.age_seconds)
         for due in (lag.tables.outbox, lag.tables.tasks):
             rows += due.count
             age = max(age, due.age_seconds)

@@ -93,23 +93,23 @@ class Seen:
         return State.LOST if self.silent_seconds > LOST_AFTER_S else self.member.state
 
 
-def read_member(found: Any) -> Member:
+def read_member(written: Any) -> Member:
     """Read what a member wrote. It may be of another release, so unknown fields are ignored.
 
     Raises TypeError, ValueError and KeyError for anything else.
     """
-    values = _known(Member, found)
-    values["state"] = State(found["state"])
+    values = _fields(Member, written)
+    values["state"] = State(written["state"])
     for name, kind in (("usage", Usage), ("crew", CrewReport)):
-        values[name] = None if found.get(name) is None else kind(**_known(kind, found[name]))
+        values[name] = None if written.get(name) is None else kind(**_fields(kind, written[name]))
     return Member(**values)
 
 
-def _known(kind: type[Any], found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _fields(kind: type[Any], written: Any) -> dict[str, Any]:
+    if not isinstance(written, dict):
         raise TypeError(f"a {kind.__name__.lower()} is an object")
     names = {it.name for it in fields(kind)}
-    return {name: value for name, value in found.items() if name in names}
+    return {name: value for name, value in written.items() if name in names}
 
 
 def busy_part(usages: list[Usage]) -> float | None:

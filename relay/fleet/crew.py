@@ -23,7 +23,7 @@ Said = Mapping[int, State] | None
 
 #: The longest wait before a worker replaces one that crashed, in seconds. The wait doubles up to this.
 _MAX_BACKOFF_S: Final = 30.0
-#: After so many doublings the wait has reached that. Without this limit the number would grow without end.
+#: How often the wait doubles. Then it has reached that.
 _DOUBLINGS: Final = 5
 #: A worker that had a heartbeat and ran for this long, in seconds, was well: its end begins no crash loop.
 _WELL_AFTER_S: Final = 60.0
@@ -89,11 +89,6 @@ class Crew:
     def active(self) -> list[Worker]:
         """The workers that were not asked to end."""
         return [it for it in self.workers if it.ends_by is None]
-
-    @property
-    def rolling(self) -> bool:
-        """Whether a rolling restart is under way."""
-        return bool(self._old or self._new)
 
     def tick(self, now: float, said: Said) -> None:
         """Check every worker. Raises OSError if no process can be started at all."""

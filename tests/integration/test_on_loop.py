@@ -116,7 +116,7 @@ def rig(valkey: ValkeyServer) -> Iterator[Rig]:
 def test_as_many_are_under_way_as_there_are_threads_and_none_of_those_waits(rig: Rig) -> None:
     rig.send(*"abcdef")
     wait_for("two are under way", lambda: len(rig.service.calls) == 2)
-    blocked = [thread for thread in rig.worker.workers if thread.work_queue._taken.get(thread.ident)]
+    blocked = [thread for thread in rig.worker.workers if thread.work_queue._thread_shares.get(thread.ident)]
     assert not blocked
     rig.service.gate.set()
     wait_for("all are ended", lambda: rig.names == list("abcdef"))

@@ -91,7 +91,7 @@ async def test_each_queue_says_what_waits_is_delayed_in_flight_and_dead(
     consumer = broker.consume(HANDLE, prefetch=1, timeout=100)
     assert next(consumer)
     # A worker without capacity for a share puts its jobs aside: they wait all the same.
-    aside = f"{broker.namespace}:{HANDLE}.aside"
+    aside = f"{broker.namespace}:{HANDLE}.deferred"
     broker.client.sadd(aside, "sea/from_upstream")
     broker.client.rpush(f"{aside}:sea/from_upstream", broker.client.lpop(f"{broker.namespace}:{HANDLE}"))
     found = await api.get("/queues", user="reader")

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from relay.adapters.dramatiq.broker import FetchTimes
-from relay.adapters.dramatiq.shares import ASIDE, SHARE
+from relay.adapters.dramatiq.shares import DEFERRED, SHARE
 from relay.adapters.dramatiq.wakeup import Wakeups, WakeupTimes
 from relay.devstack import ValkeyServer
 from tests.integration.queueing import calls, fresh_broker, working
@@ -67,8 +67,8 @@ def test_a_worker_starts_what_others_have_put_aside_though_the_queue_is_empty(va
     def put_aside(number: int) -> None:
         key, identity, data = broker.entry(job("q", "n", number).copy(options={SHARE: "slow"}))
         broker.client.hset(f"{key}.msgs", identity, data)
-        broker.client.rpush(f"{key}{ASIDE}:slow", identity)
-        broker.client.sadd(f"{key}{ASIDE}", "slow")
+        broker.client.rpush(f"{key}{DEFERRED}:slow", identity)
+        broker.client.sadd(f"{key}{DEFERRED}", "slow")
 
     put_aside(1)
     with working(broker):

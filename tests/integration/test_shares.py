@@ -103,7 +103,7 @@ def test_what_was_put_aside_is_for_every_worker_and_in_order(fleet: Fleet) -> No
         wait_for("the other is done", lambda: fleet.ran)
         assert fleet.broker.backlog("q", "hang") > 200
         fleet.release.set()
-    assert fleet.broker.client.exists(f"{fleet.broker.namespace}:q.aside:hang")
+    assert fleet.broker.client.exists(f"{fleet.broker.namespace}:q.deferred:hang")
     done = len(fleet.ran)
     other = Fleet(fleet.url)
     other.broker.namespace = fleet.broker.namespace
@@ -112,8 +112,8 @@ def test_what_was_put_aside_is_for_every_worker_and_in_order(fleet: Fleet) -> No
         wait_for("the other worker has done the rest", lambda: len(other.ran) == 301 - done)
         wait_for("all are acknowledged", lambda: not other.left())
     # What was fetched when the first worker stopped came back to the end; what had been put aside keeps its order.
-    aside = [number for number in other.numbers("hang") if number > max(fleet.numbers("hang")) + 16]
-    assert aside == sorted(aside)
+    deferred = [number for number in other.numbers("hang") if number > max(fleet.numbers("hang")) + 16]
+    assert deferred == sorted(deferred)
     left = [key.decode() for key in other.broker.client.scan_iter(f"{other.broker.namespace}:q*")]
     assert left == []
 
@@ -136,7 +136,7 @@ def test_what_was_put_aside_is_seen_when_the_first_fetch_is_the_broker_s_own(
     """One fetch in a thousand is, by chance, and knows the queue alone."""
     fleet.send("hang", 2)
     hung = Capacity(least=1, most=1)
-    hung.take("id", "hang", 1.0)
+    hung.add("id", "hang", 1.0)
     own = iter([False, True])
     monkeypatch.setattr(fleet.broker, "_should_do_maintenance", lambda _: next(own, False))
     assert fleet.broker.fetch("q", hung) == (False, True, [])
@@ -159,11 +159,11 @@ def test_no_more_is_fetched_of_a_share_that_is_alone_than_there_is_room_for(flee
     fleet.broker.maintenance_chance = 0
     capacity, fetched = Capacity(least=8, most=128), 0
     while fetched < 300:
-        _, aside, found = fleet.broker.fetch("q", capacity)
-        assert (bool(found), aside) == (True, False)
+        _, deferred, found = fleet.broker.fetch("q", capacity)
+        assert (bool(found), deferred) == (True, False)
         ids = [str(fetched + number) for number in range(len(found))]
         for id in ids:
-            capacity.take(id, "quick", 1 + fetched / 10_000)
+            capacity.add(id, "quick", 1 + fetched / 10_000)
         for id in ids:
             capacity.release(id)
         fetched += len(found)
@@ -197,7 +197,7 @@ def test_how_long_a_share_waits_counts_what_is_put_aside_of_it(fleet: Fleet) -> 
 def test_a_share_has_room_again_when_a_part_of_what_it_holds_is_done() -> None:
     capacity = Capacity(least=8, most=128)
     for number in range(8):
-        capacity.take(str(number), "a", 1.0)
+        capacity.add(str(number), "a", 1.0)
     assert (capacity.full(), capacity.free()) == ({"a"}, {"a": 0})
     assert not capacity.release("0")
     assert capacity.release("1"), "that makes a quarter"

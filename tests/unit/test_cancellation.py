@@ -50,11 +50,11 @@ async def a_question() -> str:
 
 
 KEEPERS: dict[str, Callable[[Renew], Coroutine[Any, Any, None]]] = {
-    "gate": lambda renew: on(Gates._keep, _held=[Hold(True)], _still=renew, times=GateTimes(gate=timedelta())),
+    "gate": lambda renew: on(Gates._keep, _holds=[Hold(True)], _still=renew, times=GateTimes(gate=timedelta())),
     "redis": lambda send: on(
         _Line._send,
         _questions=SimpleNamespace(get=a_question),
-        _asked=[],
+        _unanswered=[],
         _connection=SimpleNamespace(send_command=send),
     ),
     "leader": lambda ask: on(Leader.run, _round=ask, _lease=SimpleNamespace(pause=0)),

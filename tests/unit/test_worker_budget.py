@@ -260,7 +260,7 @@ def test_a_share_with_many_that_hang_begins_nothing_until_one_returns() -> None:
     for _ in range(MAX_HANGING_CALLS):
         threads.append(threading.Thread(target=hang))
         threads[-1].start()
-        while not queue._taken:
+        while not queue._thread_shares:
             time.sleep(0.001)
         queue.pass_over(threads[-1].ident or 0)
     assert taken(queue) == ""

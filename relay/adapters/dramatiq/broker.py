@@ -25,9 +25,9 @@ from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 
 from relay.adapters.dramatiq.gates import QueueEntry
-from relay.adapters.dramatiq.shares import MARK, share_of
+from relay.adapters.dramatiq.shares import DEFERRED, MARK, share_of
 from relay.adapters.dramatiq.wakeup import WAKEUP_TIMES, Wakeups, WakeupTimes
-from relay.adapters.redis_client import bounded_client, queue_error
+from relay.adapters.redis_client import bounded_client, queue_error, reaching
 
 #: A command takes well under a millisecond, so all threads of a process share a few connections.
 _MAX_CONNECTIONS: Final = 4
@@ -41,62 +41,62 @@ _LOOK_BEHIND_INTERVAL_S: Final = 0.05
 _CAPACITY_WAIT_S: Final = 0.005
 #: The option that says when a message was put into its queue, in milliseconds by Redis' clock.
 _ENQUEUED: Final = "relay_enqueued"
-#: How often Redis' clock is asked, in seconds. In between, this process's clock counts on.
-_ASK_INTERVAL_S: Final = 60.0
+#: How often Redis' clock is read, in seconds. In between, this process's clock counts on.
+_READ_INTERVAL_S: Final = 60.0
 #: The most messages of a share in one fetch. Lua limits the number of arguments of a call.
 _MAX_FETCH_MESSAGES: Final = 1_000
-#: Fetches messages: first those put aside, as far as their shares have capacity, then a limited number from the
-#: queue. A message from the queue whose share has no capacity goes aside. Returns three values: whether the queue
-#: may have more, whether anything is aside, and the messages. KEYS: the queue, the worker's unacknowledged
+#: Fetches messages: first deferred ones, as far as their shares have capacity, then a limited number from the
+#: queue. A message from the queue whose share has no capacity is deferred. Returns three values: whether the queue
+#: may have more, whether any are deferred, and the messages. KEYS: the queue, the worker's unacknowledged
 #: messages, the heartbeats of workers. ARGV: the time, the worker's id, the limit, the capacity of a share that is
 #: not named; then each share and its capacity.
 _FETCH: Final = """
 redis.call("zadd", KEYS[3], ARGV[1], ARGV[2])
-local queue, most, default, capacity, aside = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[4]), {}, {}
+local queue, most, default, capacity, deferred = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[4]), {}, {}
 for i = 5, #ARGV, 2 do capacity[ARGV[i]] = tonumber(ARGV[i + 1]) end
-local found = {}
-local function take(ids)
+local messages = {}
+local function fetch(ids)
     redis.call("sadd", KEYS[2], unpack(ids))
     for _, data in ipairs(redis.call("hmget", queue .. ".msgs", unpack(ids))) do
-        if data then table.insert(found, data) end
+        if data then table.insert(messages, data) end
     end
 end
-for _, share in ipairs(redis.call("smembers", queue .. ".aside")) do
-    local list, free = queue .. ".aside:" .. share, capacity[share] or default
+for _, share in ipairs(redis.call("smembers", queue .. ".deferred")) do
+    local list, free = queue .. ".deferred:" .. share, capacity[share] or default
     local ids = free > 0 and redis.call("lpop", list, free) or {}
-    if ids and #ids > 0 then take(ids) end
+    if ids and #ids > 0 then fetch(ids) end
     capacity[share] = free - (ids and #ids or 0)
-    aside[share] = redis.call("exists", list) == 1 or nil
-    if not aside[share] then redis.call("srem", queue .. ".aside", share) end
+    deferred[share] = redis.call("exists", list) == 1 or nil
+    if not deferred[share] then redis.call("srem", queue .. ".deferred", share) end
 end
-local taken, seen, more = 0, 0, 1
-while more == 1 and taken < most and seen < 1000 do
-    local asked, ours, others = most - taken, {}, {}
-    local ids = redis.call("lpop", queue, asked) or {}
-    if #ids < asked then more = 0 end
+local count, seen, more = 0, 0, 1
+while more == 1 and count < most and seen < 1000 do
+    local limit, ours, others = most - count, {}, {}
+    local ids = redis.call("lpop", queue, limit) or {}
+    if #ids < limit then more = 0 end
     seen = seen + #ids
     for _, id in ipairs(ids) do
         local share = string.match(id, "^([^|]*)|") or ""
         local free = capacity[share] or default
-        if share ~= "" and (aside[share] or free <= 0) then
+        if share ~= "" and (deferred[share] or free <= 0) then
             others[share] = others[share] or {}
             table.insert(others[share], id)
-            aside[share] = true
+            deferred[share] = true
         else
             capacity[share] = free - 1
             table.insert(ours, id)
         end
     end
     for share, ids in pairs(others) do
-        redis.call("sadd", queue .. ".aside", share)
-        redis.call("rpush", queue .. ".aside:" .. share, unpack(ids))
+        redis.call("sadd", queue .. ".deferred", share)
+        redis.call("rpush", queue .. ".deferred:" .. share, unpack(ids))
     end
-    if #ours > 0 then take(ours) end
-    taken = taken + #ours
+    if #ours > 0 then fetch(ours) end
+    count = count + #ours
 end
-return {more, next(aside) and 1 or 0, found}
+return {more, next(deferred) and 1 or 0, messages}
 """
-#: As the broker's own script: a message that was given back to the queue meanwhile keeps its content.
+#: Acknowledges messages as the broker's own script does: one that was given back meanwhile keeps its content.
 _ACK: Final = """
 for _, id in ipairs(ARGV) do
     if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
@@ -170,7 +170,7 @@ class RelayBroker(RedisBroker):
 
     def enqueue_many(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
         """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then."""
-        try:
+        with reaching():
             now = self._clock.now()
             with self.client.pipeline(transaction=False) as pipeline:
                 for message in messages:
@@ -179,8 +179,6 @@ class RelayBroker(RedisBroker):
                     pipeline.hset(f"{key}.msgs", identity, data)
                     pipeline.rpush(key, identity)
                 pipeline.execute()
-        except redis.exceptions.RedisError as error:
-            raise queue_error(error) from error
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> QueueEntry:
         """A message for its queue, under a new id that begins with its share. A gate stamps it with the time."""
@@ -189,19 +187,19 @@ class RelayBroker(RedisBroker):
         return QueueEntry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
     def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[bytes]]:
-        """Fetch up to the capacity. Returns whether more may be there, whether any is aside, and the messages."""
+        """Fetch up to the capacity. Returns whether more may wait, whether any are deferred, and the messages."""
         free = capacity.free()
         most = max(free.values(), default=0) or min(capacity.least, _MAX_FETCH_MESSAGES)
         if self._should_do_maintenance("fetch"):
-            # The broker's own fetch maintains its keys. It sees nothing of what is put aside.
-            found = self.do_fetch(queue_name, most)
-            return len(found) >= most, True, found
+            # The broker's own fetch maintains its keys. It does not see deferred messages.
+            messages = self.do_fetch(queue_name, most)
+            return len(messages) >= most, True, messages
         space = self.namespace
         acks = f"{space}:__acks__.{self.broker_id}.{queue_name}"
         keys = [f"{space}:{queue_name}", acks, f"{space}:__heartbeats__"]
         start: list[str | int] = [current_millis(), self.broker_id, most, min(capacity.least, _MAX_FETCH_MESSAGES)]
-        more, aside, found = self._fetch_script(keys=keys, args=[*start, *arguments(free)])
-        return bool(more), bool(aside), found
+        more, deferred, messages = self._fetch_script(keys=keys, args=[*start, *arguments(free)])
+        return bool(more), bool(deferred), messages
 
     def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
         """Acknowledge messages in one round trip, as the broker's own script does for a single one."""
@@ -211,10 +209,8 @@ class RelayBroker(RedisBroker):
     def take_over(self, worker: str) -> None:
         """Give the unfinished jobs of a worker whose process is gone to others. Raises QueueUnreachable."""
         acks, space, names = f"__acks__.{worker}.", f"{self.namespace}:", [*self.queues, *self.delay_queues]
-        try:
+        with reaching():
             self._give_back(keys=[space + key for name in names for key in (acks + name, name)])
-        except redis.exceptions.RedisError as error:
-            raise queue_error(error) from error
 
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
         """Enqueue as the stock broker does, with the share in the id. Retries come this way."""
@@ -229,27 +225,23 @@ class RelayBroker(RedisBroker):
     def head_waits(self, queue_name: str, share: str = "") -> timedelta:
         """How long the oldest message of a share may have waited; zero when none waits. Raises QueueUnreachable.
 
-        The queue and the share's list aside are first in, first out. So the heads of both are the oldest. A
+        The queue and the list of deferred messages are first in, first out. So the heads of both are the oldest. A
         message without the time since when it waits does not count.
         """
         key = f"{self.namespace}:{queue_name}"
-        try:
-            heads: list[Any] = [self.client.lindex(name, 0) for name in (key, f"{key}.aside:{share}")]
+        with reaching():
+            heads: list[Any] = [self.client.lindex(name, 0) for name in (key, f"{key}{DEFERRED}:{share}")]
             ids = [head for head in heads if head is not None]
             texts: list[Any] = self.client.hmget(f"{key}.msgs", ids) if ids else []
             now = self._clock.now()
-        except redis.exceptions.RedisError as error:
-            raise queue_error(error) from error
         since = [dramatiq.Message.decode(text).options.get(_ENQUEUED) or now for text in texts if text is not None]
         return timedelta(milliseconds=max(0, now - min(since, default=now)))
 
     def backlog(self, queue_name: str, share: str = "") -> int:
-        """How many messages wait in a queue and in a share's list aside. Raises QueueUnreachable."""
+        """How many messages wait in a queue, and deferred ones of a share. Raises QueueUnreachable."""
         key = f"{self.namespace}:{queue_name}"
-        try:
-            return sum(int(self.client.llen(name)) for name in (key, f"{key}.aside:{share}"))
-        except redis.exceptions.RedisError as error:
-            raise queue_error(error) from error
+        with reaching():
+            return sum(int(self.client.llen(name)) for name in (key, f"{key}{DEFERRED}:{share}"))
 
 
 def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Message[Any]:
@@ -264,14 +256,14 @@ class RedisClock:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._ahead = 0.0
-        self._asked = -_ASK_INTERVAL_S
+        self._read_at = -_READ_INTERVAL_S
 
     def now(self) -> int:
         """The time in milliseconds, exact to a round trip. Raises RedisError if Redis does not answer."""
-        if time.monotonic() - self._asked >= _ASK_INTERVAL_S:
+        if time.monotonic() - self._read_at >= _READ_INTERVAL_S:
             seconds, micros = self._client.time()
-            self._asked = time.monotonic()
-            self._ahead = seconds + micros / 1e6 - self._asked
+            self._read_at = time.monotonic()
+            self._ahead = seconds + micros / 1e6 - self._read_at
         return int((time.monotonic() + self._ahead) * 1000)
 
 
@@ -280,12 +272,12 @@ class _Pace:
     """How many messages of a share a worker holds, and how many it may hold: more where messages are quick."""
 
     prefetch: int
-    held: int = 0
+    messages: int = 0
     fetched_at: float = 0.0
 
     @property
     def free(self) -> int:
-        return self.prefetch - self.held
+        return self.prefetch - self.messages
 
     @property
     def part(self) -> int:
@@ -306,17 +298,17 @@ class Capacity:
     def __init__(self, least: int, most: int, times: FetchTimes = FETCH_TIMES) -> None:
         self.least, self._most, self._times = least, most, times
         self._paces: dict[str, _Pace] = {}
-        self._held: dict[str, str] = {}
+        self._shares: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._shares)
 
     def pace(self, share: str) -> _Pace:
-        """The pace of a share: what is held of it, and its prefetch."""
+        """The pace of a share: how many messages the worker holds, and its prefetch."""
         return self._paces.setdefault(share, _Pace(self.least))
 
-    def take(self, id: str, share: str, now: float) -> None:
+    def add(self, id: str, share: str, now: float) -> None:
         """Note a message that was fetched at ``now``. A share that is fetched often gets a larger prefetch."""
         with self._lock:
             pace = self.pace(share)
@@ -326,17 +318,17 @@ class Capacity:
                     pace.prefetch = min(self._most, 2 * pace.prefetch)
                 elif since > self._times.seldom:
                     pace.prefetch = self.least
-            pace.held += 1
-            self._held[id] = share
+            pace.messages += 1
+            self._shares[id] = share
 
     def release(self, id: str) -> bool:
         """Note that a message is finished. True when that frees capacity for others of its share."""
         with self._lock:
-            share = self._held.pop(id, None)
+            share = self._shares.pop(id, None)
             if share is None:
                 return False
             pace = self._paces[share]
-            before, pace.held = pace.full, pace.held - 1
+            before, pace.messages = pace.full, pace.messages - 1
             return before and not pace.full
 
     def full(self) -> set[str]:
@@ -350,7 +342,7 @@ class Capacity:
             return {
                 share: 0 if pace.full else min(pace.free, _MAX_FETCH_MESSAGES)
                 for share, pace in self._paces.items()
-                if pace.held or pace.prefetch != self.least
+                if pace.messages or pace.prefetch != self.least
             }
 
 
@@ -378,8 +370,8 @@ class _BlockingConsumer(_RedisConsumer):
         self._fetched_at = 0.0
         self._idle = 0
         self._more = self._waiting = False
-        # Not known yet: other workers may have put something aside.
-        self._aside = not self._delays
+        # Not known yet: other workers may have deferred some.
+        self._deferred = not self._delays
         #: The shares of the messages fetched last.
         self._came: set[str] = set()
         # Kept by the broker: after a lost connection another consumer takes over.
@@ -400,7 +392,7 @@ class _BlockingConsumer(_RedisConsumer):
         if message is not None:
             share = self._share(message)
             self._came.add(share)
-            self.capacity.take(message.options["redis_message_id"], share, self._fetched_at)
+            self.capacity.add(message.options["redis_message_id"], share, self._fetched_at)
         return message
 
     def _share(self, message: Any) -> str:
@@ -418,7 +410,7 @@ class _BlockingConsumer(_RedisConsumer):
             self._freed.wait(_CAPACITY_WAIT_S)
             self._freed.clear()
             return False
-        # When no share of the last fetch has capacity left, a further fetch would only put more messages aside.
+        # When no share of the last fetch has capacity left, a further fetch would only defer more messages.
         stuck = bool(self._came) and self._came <= full
         if ((stuck or not self._more) and not self._wait(full)) or self.broker.ending.is_set():
             return False
@@ -431,12 +423,12 @@ class _BlockingConsumer(_RedisConsumer):
             # Fewer than the limit means that the queue is empty: there is no need to ask again at once.
             self._more = len(self.message_cache) >= limit
         else:
-            self._more, self._aside, self.message_cache = self.broker.fetch(self.queue_name, self.capacity)
+            self._more, self._deferred, self.message_cache = self.broker.fetch(self.queue_name, self.capacity)
         return bool(self.message_cache)
 
     def _wait(self, full: set[str]) -> bool:
         """Wait until there may be something to fetch."""
-        if self._more or self._aside:
+        if self._more or self._deferred:
             # The messages known to wait have no capacity. Messages behind them may have some.
             self._freed.wait(max(0.0, self._fetched_at + _LOOK_BEHIND_INTERVAL_S - time.monotonic()))
             return True

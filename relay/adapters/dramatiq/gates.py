@@ -28,11 +28,11 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from relay.adapters.redis_client import CONNECTION_WAIT_S, queue_error
+from relay.adapters.redis_client import CONNECTION_WAIT_S, reaching
 from relay.concurrency import Batcher, end, is_cancelled
 
-#: The longest back-off of a job that waits for a server. Nothing renews its gate in this time, because its worker
-#: may die, or Redis may lose the job. So the job returns before the gate expires.
+#: The longest back-off of a job that waits for a server. It is shorter than the life of a gate: nothing renews the
+#: gate meanwhile, because the worker may die, or Redis may lose the job.
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
 #: How many connections. All steps of gates share one; the others are for heartbeats and the like.
 _MAX_CONNECTIONS: Final = 4
@@ -161,7 +161,7 @@ class Gates:
         self._client: Any = redis.asyncio.Redis.from_pool(pool)
         scripts = (self._client.register_script(it).sha for it in _SCRIPTS)
         self._open, self._extend, self._close, self._wake, self._claim = scripts
-        self._held: dict[Hold, tuple[str, str]] = {}
+        self._holds: dict[Hold, tuple[str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._questions: Batcher[Sequence[str], list[str]] = Batcher(self._lost)
         self._steps: Batcher[Sequence[Any], Any] = Batcher(self._together)
@@ -187,10 +187,8 @@ class Gates:
             entry = send(token)
             keys += [entry.queue, self._sent]
             args += [entry.id, entry.data, duty]
-        try:
+        with reaching():
             opened = await self._run(self._open, keys, args)
-        except redis.exceptions.RedisError as error:
-            raise queue_error(error) from error
         return token if opened else None
 
     @asynccontextmanager
@@ -205,14 +203,14 @@ class Gates:
         if not hold:
             yield hold
             return
-        self._held[hold] = duty, token
+        self._holds[hold] = duty, token
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
         try:
             yield hold
         finally:
-            del self._held[hold]
-            if not self._held:
+            del self._holds[hold]
+            if not self._holds:
                 keeper, self._keeper = self._keeper, None
                 await end(keeper)
 
@@ -261,10 +259,8 @@ class Gates:
         life = _ms(self.times.claim)
         longest = [(name, max(_ms(rest), life)) for name, rest in routines.items()]
         args: list[str | int] = [life, *(it for pair in longest for it in pair)]
-        try:
+        with reaching():
             now, claimed = await self._run(self._claim, [self._routines(duty)], args)
-        except redis.exceptions.RedisError as error:
-            raise queue_error(error) from error
         return now, claimed
 
     async def rest(self, duty: str, until: Mapping[str, int]) -> None:
@@ -275,10 +271,8 @@ class Gates:
 
     async def forget_rest(self, duty: str) -> None:
         """Make all routines of a duty due. Raises QueueUnreachable."""
-        try:
+        with reaching():
             await self._client.delete(self._routines(duty))
-        except redis.exceptions.RedisError as error:
-            raise queue_error(error) from error
 
     @property
     def client(self) -> Any:
@@ -293,11 +287,11 @@ class Gates:
         """Renew all gates that this process holds, in one round trip."""
         while not is_cancelled():
             await asyncio.sleep(self.times.gate.total_seconds() / 3)
-            await asyncio.gather(*(self._still(hold) for hold in list(self._held)), return_exceptions=True)
+            await asyncio.gather(*(self._still(hold) for hold in list(self._holds)), return_exceptions=True)
 
     async def _still(self, hold: Hold) -> None:
         """Renew a gate, unless its job has just ended. A renewal that comes after `close` would take it again."""
-        if hold and (held := self._held.get(hold)) is not None and not await self._renew(*held):
+        if hold and (job := self._holds.get(hold)) is not None and not await self._renew(*job):
             hold.lose()
 
     async def _renew(self, duty: str, token: str, state: str = "") -> bool:

@@ -1,23 +1,22 @@
 """Looks into the queues in Redis, and moves dead jobs. It uses the names of keys, and never searches for keys.
 
 The layout is Dramatiq's (dispatch.lua of version 2.2) and that of `relay.adapters.dramatiq.shares`. The list of a
-queue and those aside hold the ids of what waits. ``.msgs`` holds messages, also those in the hands of workers;
-``.DQ.msgs`` holds what is delayed. ``.XQ`` has the dead jobs, by the time when they died, with their messages in
-``.XQ.msgs``.
+queue and those of deferred messages hold the ids of what waits. ``.msgs`` holds messages, also those in the hands
+of workers; ``.DQ.msgs`` holds what is delayed. ``.XQ`` has the dead jobs, by the time when they died, with their
+messages in ``.XQ.msgs``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-import redis.exceptions
 from dramatiq import Message
 
-from relay.adapters.dramatiq.shares import ASIDE, MARK, share_of
-from relay.adapters.redis_client import queue_error
+from relay.adapters.dramatiq.shares import DEFERRED, MARK, share_of
+from relay.adapters.redis_client import reached
 from relay.domain.queues import Job, JobPage, JobState, QueueView
 
 Answer = TypeVar("Answer")
@@ -69,32 +68,32 @@ class JobQueues:
         """
         pipeline = self._client.pipeline(transaction=False)
         for key in map(self._key, names):
-            pipeline.llen(key).smembers(f"{key}{ASIDE}").hlen(f"{key}.msgs").hlen(f"{key}.DQ.msgs").zcard(
+            pipeline.llen(key).smembers(f"{key}{DEFERRED}").hlen(f"{key}.msgs").hlen(f"{key}.DQ.msgs").zcard(
                 f"{key}.XQ"
             )
-        found = await _reached(pipeline.execute())
-        rows = [found[start : start + 5] for start in range(0, len(found), 5)]
-        aside = await self._aside({name: row[1] for name, row in zip(names, rows, strict=True)})
+        answers = await reached(pipeline.execute())
+        rows = [answers[start : start + 5] for start in range(0, len(answers), 5)]
+        deferred = await self._deferred({name: row[1] for name, row in zip(names, rows, strict=True)})
         return [
             QueueView(
                 name=name,
-                waiting=listed + aside[name],
+                waiting=listed + deferred[name],
                 delayed=delayed,
-                in_flight=max(0, messages - listed - aside[name]),
+                in_flight=max(0, messages - listed - deferred[name]),
                 dead=dead,
             )
             for name, (listed, _, messages, delayed, dead) in zip(names, rows, strict=True)
         ]
 
-    async def _aside(self, shares: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
-        """How many jobs of each queue workers have put aside, because their shares had no capacity."""
+    async def _deferred(self, shares: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
+        """How many jobs of each queue workers have deferred, because their shares had no capacity."""
         pipeline = self._client.pipeline(transaction=False)
-        asked = [(name, share) for name, found in shares.items() for share in found]
-        for name, share in asked:
-            pipeline.llen(f"{self._key(name)}{ASIDE}:{share}")
-        lengths = await _reached(pipeline.execute()) if asked else []
+        lists = [(name, share) for name, its in shares.items() for share in its]
+        for name, share in lists:
+            pipeline.llen(f"{self._key(name)}{DEFERRED}:{share}")
+        lengths = await reached(pipeline.execute()) if lists else []
         counts = dict.fromkeys(shares, 0)
-        for (name, _), length in zip(asked, lengths, strict=True):
+        for (name, _), length in zip(lists, lengths, strict=True):
             counts[name] += length
         return counts
 
@@ -107,26 +106,26 @@ class JobQueues:
 
     async def _dead(self, queue: str, limit: int, start: int) -> JobPage:
         key = f"{self._key(queue)}.XQ"
-        total = await _reached(self._client.zcard(key))
-        found = await _reached(self._client.zrevrange(key, start, start + limit - 1, withscores=True))
-        texts = await self._texts(queue, [id for id, _ in found])
-        items = [_job(id, texts.get(id), died=score) for id, score in found]
+        total = await reached(self._client.zcard(key))
+        dead = await reached(self._client.zrevrange(key, start, start + limit - 1, withscores=True))
+        texts = await self._texts(queue, [id for id, _ in dead])
+        items = [_job(id, texts.get(id), died=score) for id, score in dead]
         return JobPage(items, total, str(start + limit) if start + limit < total else None)
 
     async def _delayed(self, queue: str, limit: int, cursor: int) -> JobPage:
         key, items = f"{self._key(queue)}.DQ.msgs", list[Job]()
-        total = await _reached(self._client.hlen(key))
+        total = await reached(self._client.hlen(key))
         for _ in range(_MAX_STEPS):
-            cursor, found = await _reached(self._client.hscan(key, cursor, count=limit))
-            items += [_job(id, text) for id, text in found.items()]
+            cursor, texts = await reached(self._client.hscan(key, cursor, count=limit))
+            items += [_job(id, text) for id, text in texts.items()]
             if not cursor or len(items) >= limit:
                 break
         return JobPage(sorted(items, key=_due), total, str(cursor) if cursor else None)
 
     async def dead_ids(self, queue: str, limit: int) -> Sequence[str]:
         """The ids of up to ``limit`` dead jobs, the last that died first."""
-        found: list[str] = await _reached(self._client.zrevrange(f"{self._key(queue)}.XQ", 0, limit - 1))
-        return found
+        ids: list[str] = await reached(self._client.zrevrange(f"{self._key(queue)}.XQ", 0, limit - 1))
+        return ids
 
     async def dead(self, queue: str, ids: Sequence[str]) -> Mapping[str, Message[Any] | None]:
         """Which of these jobs are dead, and their messages; None for one that cannot be read."""
@@ -137,30 +136,23 @@ class JobQueues:
         args = [part for id, message in messages.items() for part in (id, *_again(queue, message))]
         key = self._key(queue)
         keys = [f"{key}.XQ", f"{key}.XQ.msgs", f"{key}.msgs", key]
-        found: list[str] = await _reached(self._requeue(keys=keys, args=args)) if args else []
-        return found
+        moved: list[str] = await reached(self._requeue(keys=keys, args=args)) if args else []
+        return moved
 
     async def delete(self, queue: str, ids: Sequence[str]) -> Sequence[str]:
         """Remove dead jobs; return those that were there."""
         key = self._key(queue)
         keys = [f"{key}.XQ", f"{key}.XQ.msgs"]
-        found: list[str] = await _reached(self._delete(keys=keys, args=list(ids))) if ids else []
-        return found
+        gone: list[str] = await reached(self._delete(keys=keys, args=list(ids))) if ids else []
+        return gone
 
     async def _texts(self, queue: str, ids: Sequence[str]) -> Mapping[str, str]:
         """The messages of dead jobs by their ids, those that are there."""
-        found = await _reached(self._client.hmget(f"{self._key(queue)}.XQ.msgs", list(ids))) if ids else []
-        return {id: text for id, text in zip(ids, found, strict=True) if text is not None}
+        texts = await reached(self._client.hmget(f"{self._key(queue)}.XQ.msgs", list(ids))) if ids else []
+        return {id: text for id, text in zip(ids, texts, strict=True) if text is not None}
 
     def _key(self, queue: str) -> str:
         return f"{self._namespace}:{queue}"
-
-
-async def _reached(answer: Awaitable[Answer]) -> Answer:
-    try:
-        return await answer
-    except redis.exceptions.RedisError as error:
-        raise queue_error(error) from error
 
 
 def _again(queue: str, message: Message[Any]) -> tuple[str, bytes]:

@@ -4,9 +4,9 @@ Messages of a subscription, tasks of a context and runs of a cron job each have 
 handler that hangs holds up no other share. The share stands in the message, and at the beginning of its id in
 Redis, where the script that fetches reads it.
 
-A worker puts a message it has no capacity for into a list aside, one list for each share. So it sees the messages
-behind it. A worker with capacity for the share takes from its list first. The lists belong to the queue, not to a
-worker: messages stay in order within their share, and when a worker dies, the others take what it put aside.
+A worker defers a message that it cannot take now: it moves the message to the list of its share, and looks at the
+next one. A worker with capacity for the share takes from that list first. The lists belong to the queue, not to a
+worker. So messages stay in order within their share, and when a worker dies, others take what it deferred.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dramatiq.message import Message
 SHARE: Final = "share"
 #: Ends the name of a share in the id of a message.
 MARK: Final = "|"
-#: Ends the key that names the shares with messages that were put aside.
-ASIDE: Final = ".aside"
+#: Ends the key that names the shares with deferred messages, and the keys of their lists.
+DEFERRED: Final = ".deferred"
 
 
 def share_of(message: Message[Any] | MessageProxy) -> str:

@@ -2,7 +2,7 @@
 
 A wait on a queue's list would need a connection for each queue and each delay queue. With client tracking, Redis
 notes which keys the connection has asked for, and says once when one of them changes. So an idle process asks
-nothing, and hears of a job within milliseconds. The same is true for messages that other workers put aside
+nothing, and hears of a job within milliseconds. The same is true for messages that other workers have deferred
 (`relay.adapters.dramatiq.shares`).
 
 If such a signal is lost, only time is lost: a consumer looks at its queue every 10 s in any case.
@@ -25,7 +25,7 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from relay.adapters.dramatiq.shares import ASIDE
+from relay.adapters.dramatiq.shares import DEFERRED
 from relay.adapters.redis_client import bounded_client
 from relay.concurrency import is_cancelled
 
@@ -95,7 +95,7 @@ class Wakeups:
             self._note(line)
             if not line.refused:
                 return True
-        if self._waiting.exists(f"{key}{ASIDE}"):
+        if self._waiting.exists(f"{key}{DEFERRED}"):
             return True
         return self._waiting.blmove(key, key, seconds, "LEFT", "LEFT") is not None or woken.is_set()
 
@@ -136,7 +136,7 @@ class _Line(threading.Thread):
         self._connection, self._times = connection, times
         self._loop = asyncio.new_event_loop()
         self._questions: asyncio.Queue[str] = asyncio.Queue()
-        self._asked: deque[str] = deque()
+        self._unanswered: deque[str] = deque()
         #: The queues that were empty when Redis was asked, and that have not changed since.
         self._quiet: set[str] = set()
         self._watched: dict[str, threading.Event] = {}
@@ -205,16 +205,16 @@ class _Line(threading.Thread):
         silent = 0
         while self.error is None:
             # In two steps: after a pause of this process the time may be over although the answer has arrived.
-            found = await self._connection.read_response(timeout=self._times.silence / 2)
-            silent = silent + 1 if found is None else 0
+            answer = await self._connection.read_response(timeout=self._times.silence / 2)
+            silent = silent + 1 if answer is None else 0
             if silent == 2:
                 raise redis.exceptions.TimeoutError(f"no answer within {self._times.silence:g} s")
-            if found is not None:
-                self._answered(self._asked.popleft(), found)
+            if answer is not None:
+                self._on_answer(self._unanswered.popleft(), answer)
         raise self.error
 
-    def _answered(self, key: str, found: Any) -> None:
-        if key and found:
+    def _on_answer(self, key: str, lists: Any) -> None:
+        if key and lists:
             self._wake([key])
         elif key:
             self._quiet.add(key)
@@ -222,8 +222,8 @@ class _Line(threading.Thread):
     async def _send(self) -> None:
         while not is_cancelled():
             key = await self._questions.get()
-            self._asked.append(key)
-            await self._connection.send_command(*(["EXISTS", key, f"{key}{ASIDE}"] if key else ["PING"]))
+            self._unanswered.append(key)
+            await self._connection.send_command(*(["EXISTS", key, f"{key}{DEFERRED}"] if key else ["PING"]))
 
     async def _ping(self) -> None:
         while not is_cancelled():
@@ -236,7 +236,7 @@ class _Line(threading.Thread):
             self._quiet.clear()
             self._wake([*self._watched])
         else:
-            keys = [key.decode().removesuffix(ASIDE) for key in push[1]]
+            keys = [key.decode().removesuffix(DEFERRED) for key in push[1]]
             self._quiet.difference_update(keys)
             self._wake(keys)
 

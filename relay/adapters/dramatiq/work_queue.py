@@ -30,9 +30,9 @@ from relay.domain.members import Usage
 
 #: The budget of queues that have none of their own.
 DEFAULT: Final = ""
-#: So many queues and shares are named in what a worker does, the busiest.
+#: How many queues and shares a worker names when it says what it does: the busiest.
 _NAMED: Final = 20
-#: A share may have this part of a budget even when the budget is spent: a quarter, but at least one thread.
+#: Even when a budget is spent, a share may have a quarter of it, and at least one thread.
 _LEAST_PART: Final = 4
 #: A share with this many functions past their time-out begins nothing more. Their fault must be mended first.
 MAX_HANGING_CALLS: Final = 16
@@ -65,7 +65,7 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._hanging = Counter[_Share]()
         self._spent = Counter[str]()
         #: The share that each thread works for, and the same for threads past their time-out.
-        self._taken: dict[int, _Share] = {}
+        self._thread_shares: dict[int, _Share] = {}
         self._late: dict[int, _Share] = {}
         self._patience = _IDLE_WAIT_S
         self.loop: OnLoop | None = None
@@ -160,7 +160,7 @@ class BudgetedQueue(PriorityQueue[Any]):
 
     def _short(self) -> bool:
         """Whether a message may begin and no thread is free for it. If so, counts a thread that is to be added."""
-        short = self.more is not None and len(self._taken) >= self.threads and bool(self._qsize())
+        short = self.more is not None and len(self._thread_shares) >= self.threads and bool(self._qsize())
         self.threads += short
         return short
 
@@ -187,7 +187,7 @@ class BudgetedQueue(PriorityQueue[Any]):
             del self._heaps[share]
         self._running[share] += 1
         self._spent[share[0]] += 1
-        self._taken[threading.get_ident()] = share
+        self._thread_shares[threading.get_ident()] = share
         if self._qsize():
             # Each woken thread wakes the next: a budget may have held back a message that may begin now.
             self.not_empty.notify()
@@ -211,7 +211,7 @@ class BudgetedQueue(PriorityQueue[Any]):
             self.not_empty.notify()
 
     def _release(self, thread: int) -> _Share | None:
-        share = self._taken.pop(thread, None)
+        share = self._thread_shares.pop(thread, None)
         if share is not None:
             self._running[share] -= 1
             self._spent[share[0]] -= 1
@@ -405,11 +405,11 @@ class OnLoop(WorkerThread):
     def _look(self) -> None:
         # Reset first: a message that is added from now on wakes the loop again.
         self._called = False
-        self._take()
+        self._begin()
 
-    def _take(self) -> None:
-        while not self.paused and self.running and (found := self._next()) is not None:
-            share, message = found
+    def _begin(self) -> None:
+        while not self.paused and self.running and (ready := self._next()) is not None:
+            share, message = ready
             self._running[share] += 1
             # A context of its own: this may run in the context of another message that has just ended.
             task = self._loop.create_task(self._process(share, message), context=self._context.copy())
@@ -430,7 +430,7 @@ class OnLoop(WorkerThread):
         finally:
             self._tasks.discard(asyncio.current_task())
             self._running[share] -= 1
-            self._take()
+            self._begin()
 
     async def _run(self, message: MessageProxy) -> _Ended:
         """Do what the stock worker thread does before a message ends."""

@@ -67,7 +67,7 @@ class _Parser(Parser):
                 self.state, position = AWAITING_MSG_PAYLOAD, after
                 break
             body = after + head
-            await self.nc.take(sid, subject, reply, data[body : after + size], data[after:body] or None)
+            await self.nc.deliver(sid, subject, reply, data[body : after + size], data[after:body] or None)
             position = self.nc.read(data, position)
         self.buf += data[position:]
 
@@ -152,9 +152,9 @@ class RelayClient(Client):
     async def _process_err(self, err_msg: str) -> None:
         """Note a missing permission. The server reports each once, and does not close the connection."""
         # nats-py passes the text in lower case, but subjects are case-sensitive.
-        found = ERR_RE.match(self._ps.buf) if PERMISSIONS_ERR in err_msg else None
+        line = ERR_RE.match(self._ps.buf) if PERMISSIONS_ERR in err_msg else None
         refusal = (
-            self.refusals.note(found[1].decode(errors="replace"), self._inbox_prefix.decode()) if found else None
+            self.refusals.note(line[1].decode(errors="replace"), self._inbox_prefix.decode()) if line else None
         )
         if refusal is not None and self.on_refused is not None:
             self.on_refused(refusal)
@@ -173,16 +173,16 @@ class RelayClient(Client):
 
     def read(self, data: bytes, position: int) -> int:
         """Give the plain messages at ``position`` in ``data`` to their listeners; returns where they end."""
-        while found := _PLAIN_MESSAGE.match(data, position):
-            subject, sid, size, body = found.groups()
+        while message := _PLAIN_MESSAGE.match(data, position):
+            subject, sid, size, body = message.groups()
             listener = self._listeners.get(int(sid))
             if listener is None or len(body) != int(size):
                 break
             listener(subject, b"", body, None)
-            position = found.end()
+            position = message.end()
         return position
 
-    async def take(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+    async def deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         """Give a message to its listener as it is, else to nats-py."""
         listener = self._listeners.get(sid)
         if listener is None:
@@ -190,7 +190,7 @@ class RelayClient(Client):
         else:
             listener(subject, reply, data, headers)
 
-    _process_msg = take
+    _process_msg = deliver
 
     def write(self, command: bytes) -> None:
         """Send a protocol command, together with all that is written in the same iteration of the loop.
@@ -249,13 +249,13 @@ def read_headers(raw: bytes | None) -> dict[str, str]:
     if not raw:
         return {}
     first, *lines = raw.decode("utf-8", "replace").split("\r\n")
-    found = _status(first)
+    headers = _status(first)
     for line in lines:
         name, colon, value = line.partition(":")
         name = name.strip(_SPACE)
         if colon and name.isascii() and len(name.split()) <= 1:
-            found[name] = value.strip(_SPACE)
-    return found
+            headers[name] = value.strip(_SPACE)
+    return headers
 
 
 def _status(line: str) -> dict[str, str]:

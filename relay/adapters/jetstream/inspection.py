@@ -30,8 +30,9 @@ _USUAL_SYNC_NS: Final = 120_000_000_000
 class StreamState:
     """A stream as it is. Sizes are in bytes and -1 for no limit; times in seconds, ``max_age`` 0 for ever.
 
-    ``full``: how much of a limit is used up, from 0 to 1. ``differences``: from what relay.toml says, if it
-    declares the stream.
+    ``memory``: it is not on disk. ``early``: it confirms before it has written. ``drops``: when it is full, it
+    drops its oldest messages. ``alone``: it has one replica in a cluster. ``full``: how much of a limit is used
+    up, from 0 to 1. ``differences``: from what relay.toml says, if it declares the stream.
     """
 
     name: str
@@ -88,7 +89,7 @@ async def look(
     """
     account = await js.account_info()
     declared: dict[str, StreamSpec | None] = {spec.name: spec for spec in streams}
-    found = {name: await _stream(js, name, spec) for name, spec in _with_read(declared, consumers).items()}
+    states = {name: await _stream(js, name, spec) for name, spec in _with_read(declared, consumers).items()}
     client = js._nc  # noqa: SLF001 - the context hides its client
     version, (interval, unseen) = client.connected_server_version, await _sync(monitor)
     return BrokerState(
@@ -97,7 +98,7 @@ async def look(
         count=account.streams,
         sync_interval=interval,
         unseen=unseen,
-        streams=found,
+        streams=states,
         consumers={full_name(spec): await _consumer(js, spec) for spec in consumers},
         answering=await _answering(js, queried),
     )

@@ -117,22 +117,22 @@ class RemoteQueries:
     async def _exchange(self, client: RelayClient, subject: str, body: bytes, headers: dict[str, str]) -> Msg:
         """Send a query and wait for the reply. Meanwhile check, from time to time, whether a worker is present."""
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asked = asyncio.ensure_future(client.request(subject, body, timeout=_NO_LIMIT_S, headers=headers))
+        request = asyncio.ensure_future(client.request(subject, body, timeout=_NO_LIMIT_S, headers=headers))
         self._open.add(lost)
         pause = _FIRST_LOOK_S
         try:
-            while not await _first(pause, asked, lost):
-                if self._presence and await self._nobody(client, subject) and not await _first(_GRACE_S, asked):
+            while not await _first(pause, request, lost):
+                if self._presence and await self._nobody(client, subject) and not await _first(_GRACE_S, request):
                     raise _absent(subject)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-            if not asked.done():
+            if not request.done():
                 raise BrokerUnreachable(f"the connection was lost before {subject} was answered")
-            return asked.result()
+            return request.result()
         except nats.errors.NoRespondersError:
             raise _absent(subject) from None
         finally:
             self._open.discard(lost)
-            asked.cancel()
+            request.cancel()
 
     async def _nobody(self, client: RelayClient, subject: str) -> bool:
         """Whether nobody answers a subject. Silence means that a worker is present, but slow."""
@@ -195,10 +195,10 @@ def _read(subject: str, reply: Msg, answer: Any) -> Maybe[Any]:
             hint="set no_ack = true for the stream and run: relay streams ensure",
         )
     try:
-        found = read_json(reply.data)
-        if found is None:
+        value = read_json(reply.data)
+        if value is None:
             return NOTHING
-        return Some(found if answer is None else TypeAdapter(answer).validate_json(reply.data))
+        return Some(value if answer is None else TypeAdapter(answer).validate_json(reply.data))
     except MalformedMessage as error:
         raise InvalidAnswer(f"{subject}: {error.message}", remote=querying.NO_ANSWER) from None
     except ValidationError as error:

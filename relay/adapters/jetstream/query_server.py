@@ -93,8 +93,8 @@ class AnswerQueries:
             self._client, self._queries, self._presence = client, [], []
             group = f"relay-{self._context}"
             for subject, answerable in self._offered.items():
-                take = partial(self._take, client, subject, answerable)
-                self._queries.append(await client.subscribe(subject, queue=group, cb=take))
+                accept = partial(self._accept, client, subject, answerable)
+                self._queries.append(await client.subscribe(subject, queue=group, cb=accept))
                 here = querying.presence_subject(subject)
                 self._presence.append(await client.subscribe(here, queue=group, cb=_here))
 
@@ -103,7 +103,7 @@ class AnswerQueries:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _take(self, client: RelayClient, subject: str, answerable: Answerable, query: Msg) -> None:
+    async def _accept(self, client: RelayClient, subject: str, answerable: Answerable, query: Msg) -> None:
         """Begin an answer, but not to a subject of the server: the answer would be a command to the server."""
         if not query.reply or query.reply.startswith("$"):
             return
@@ -135,11 +135,11 @@ class AnswerQueries:
             return await answerable.ask_async(query)
         assert self._slots is not None
         failed: list[BaseException] = []
-        found = await self._slots.in_thread(lambda: answerable.ask(query), failed.append)
+        result = await self._slots.in_thread(lambda: answerable.ask(query), failed.append)
         if failed:
             raise failed[0]
-        assert found is not None
-        return found
+        assert result is not None
+        return result
 
     async def _send(self, client: RelayClient, query: Msg, body: bytes, headers: dict[str, str]) -> None:
         """Reply. If there is no connection, the asking program has stopped waiting, too."""
@@ -171,8 +171,8 @@ def _context(headers: Mapping[str, str]) -> RequestContext:
     return RequestContext(correlation_id=correlation, actor=actor_of(headers), traceparent=trace)
 
 
-def _encode(found: Maybe[Any]) -> bytes:
-    return encode_payload(to_jsonable_python(found.value)).encode() if isinstance(found, Some) else b"null"
+def _encode(result: Maybe[Any]) -> bytes:
+    return encode_payload(to_jsonable_python(result.value)).encode() if isinstance(result, Some) else b"null"
 
 
 def _code(failure: BaseException) -> str:

@@ -54,13 +54,13 @@ class Refusals:
 
     def note(self, text: str, inbox_prefix: str) -> Refusal | None:
         """Note the refusal in the server's text. None if the text is no refusal of a subject."""
-        found = _REFUSED.search(text)
-        if found is None:
+        report = _REFUSED.search(text)
+        if report is None:
             return None
-        subject = found[2]
+        subject = report[2]
         inbox = subject.startswith(f"{inbox_prefix}.")
         grant = f"{inbox_prefix}.>" if inbox else _wide(subject)
-        verb: Literal["publish", "subscribe"] = "publish" if found[1] == "Publish" else "subscribe"
+        verb: Literal["publish", "subscribe"] = "publish" if report[1] == "Publish" else "subscribe"
         first = (verb, grant) not in self._seen and len(self._seen) < _MAX_REFUSALS
         refusal = Refusal(verb, subject, grant, inbox and verb == "subscribe", first)
         if first:

@@ -100,7 +100,7 @@ async def _read(client: RelayClient, subject: str, last: int, batch: int) -> lis
     inbox, arrived = client.new_inbox(), asyncio.Queue[Arrived]()
     subscription = await client.listen(inbox, lambda *message: arrived.put_nowait(Arrived._make(message)))
     request = json.dumps({"batch": batch, "no_wait": True}).encode()
-    found: list[Stored] = []
+    stored: list[Stored] = []
     try:
         while True:
             await client.publish(subject, request, reply=inbox)
@@ -109,11 +109,11 @@ async def _read(client: RelayClient, subject: str, last: int, batch: int) -> lis
                     message = await arrived.get()
                 if (place := read_place(message.reply)) is None:
                     _check_end(message)
-                    return found
+                    return stored
                 if place.stream_seq <= last:
-                    found.append(_stored(message, place))
+                    stored.append(_stored(message, place))
                 if place.stream_seq >= last or place.pending == 0:
-                    return found
+                    return stored
     finally:
         await client.unlisten(subscription)
 
@@ -150,15 +150,15 @@ class StreamReader:
             if answer.get("error", {}).get("code") == _NOT_FOUND:
                 return None
             raise BrokerUnreachable(f"cannot read the stream: {answer.get('error')}")
-        found = message["seq"]
-        subject, legible = read_subject(await self._subject(message["subject"], found))
+        number = message["seq"]
+        subject, legible = read_subject(await self._subject(message["subject"], number))
         return Delivery(
             subject=subject,
-            reply=f"$JS.ACK.{self._stream}.{self._durable}.1.{found}.{found}.0.0",
+            reply=f"$JS.ACK.{self._stream}.{self._durable}.1.{number}.{number}.0.0",
             headers=read_headers(b64decode(message.get("hdrs", ""))),
             body=b64decode(message.get("data", "")),
             stream=self._stream,
-            stream_seq=found,
+            stream_seq=number,
             legible=legible,
             stored_at=datetime.fromisoformat(message["time"]),
         )
@@ -167,8 +167,8 @@ class StreamReader:
         subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
         async with self._connection.asking("cannot read the stream") as client:
             answer = await client.request(subject, json.dumps(request).encode(), timeout=_TIMEOUT_S)
-        found: dict[str, Any] = json.loads(answer.data)
-        return found
+        content: dict[str, Any] = json.loads(answer.data)
+        return content
 
     async def _subject(self, text: str, seq: int) -> bytes:
         """The subject as it was sent. In the server's JSON `_NO_TEXT` replaces every byte that is not text."""

@@ -130,13 +130,13 @@ async def diff(
 
     Raises BrokerUnreachable.
     """
-    found = []
+    differences = []
     with _doing("comparison"):
         for stream in streams:
-            found += compare_stream(stream, await _stream_config(js, stream.name))
+            differences += compare_stream(stream, await _stream_config(js, stream.name))
         for consumer in consumers:
-            found += compare_consumer(consumer, await _consumer_config(js, consumer))
-    return found
+            differences += compare_consumer(consumer, await _consumer_config(js, consumer))
+    return differences
 
 
 async def show(
@@ -178,7 +178,7 @@ async def _ensure_stream(js: JetStreamContext, spec: StreamSpec) -> list[Topolog
         else:
             return [TopologyChange(kind="stream", name=spec.name, action="created")]
     differences = compare_stream(spec, current)
-    if current is not None and any(found.changeable for found in differences):
+    if current is not None and any(it.changeable for it in differences):
         await js.update_stream(stream_update(spec, current))
     return _changes(differences)
 
@@ -196,7 +196,7 @@ async def _ensure_consumer(js: JetStreamContext, spec: ConsumerSpec) -> list[Top
             if current is None:
                 raise
         return [TopologyChange(kind="consumer", name=full_name(spec), action="created")]
-    if any(found.changeable for found in differences):
+    if any(it.changeable for it in differences):
         await js.add_consumer(spec.stream, consumer_update(spec, current))  # creates or updates
     return _changes(differences)
 
@@ -214,9 +214,9 @@ def _changes(differences: Sequence[Difference]) -> list[TopologyChange]:
     changes = []
     actions: tuple[tuple[Literal["updated", "refused"], bool], ...] = (("updated", True), ("refused", False))
     for action, changeable in actions:
-        fields = [found for found in differences if found.changeable is changeable]
+        fields = [it for it in differences if it.changeable is changeable]
         if fields:
-            names = tuple(found.field for found in fields)
+            names = tuple(it.field for it in fields)
             changes.append(TopologyChange(kind=fields[0].kind, name=fields[0].name, action=action, fields=names))
     return changes
 
@@ -255,7 +255,7 @@ async def _view(js: JetStreamContext, name: str, durables: Sequence[str]) -> Str
         size_bytes=info.state.bytes,
         first_seq=info.state.first_seq,
         last_seq=info.state.last_seq,
-        consumers=tuple(_consumer_view(found) for found in consumers if found),
+        consumers=tuple(_consumer_view(it) for it in consumers if it),
     )
 
 
