@@ -145,7 +145,8 @@ def _timeline(evidence: Evidence) -> str:
     if len(samples) < 2:
         return '<p class="note">Nothing was sampled.</p>'
     heads = ("Since", "Published", "Handled", "Outbox", "Inbox", "Faults that began")
-    return f'<p class="note">{escape(_TIMELINE_NOTE)}</p>' + _table("", heads, _intervals(evidence, samples))
+    table = _table("", heads, _intervals(evidence, samples))
+    return f'<p class="note">{escape(_TIMELINE_NOTE)}</p><div class="timeline">{table}</div>'
 
 
 def _intervals(evidence: Evidence, samples: Sequence[Sample]) -> list[Sequence[Figure]]:
