@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
+from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.domain.errors import Outage
 from relay.domain.watermark import Watermark
 from relay.ports import ConsumerState, InboxRow, JetStreamConsumer

@@ -13,7 +13,7 @@ from uuid import UUID
 from consumer.key_order import DeliveryNumbers
 from relay import jobs
 from relay.adapters.dramatiq.broker import RelayBroker
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
+from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.domain import traceparent
 from relay.domain.backpressure import InboxLimit
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of

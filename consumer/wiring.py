@@ -21,7 +21,7 @@ from relay.adapters.dramatiq.broker import delayed
 from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.stream_reader import StreamReader
-from relay.adapters.postgres.chunks import PostgresChunks
+from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.webhook import Webhook
 from relay.credentials import http_access

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from jetrelay_pytest.outbox import OutboxInMemory
 from jetrelay_pytest.tasks import TasksInMemory
+from relay.adapters.postgres.captured_rows import capturing
 from relay.adapters.postgres.enqueue import Row
-from relay.adapters.postgres.taking import taking
 from relay.domain.model import OutboxEvent
 
 
@@ -33,5 +33,5 @@ class Memory:
 def in_memory() -> Iterator[Memory]:
     """In this block, keep events and tasks of committed sessions in memory, and write none of them."""
     memory = Memory()
-    with taking(memory.add):
+    with capturing(memory.add):
         yield memory

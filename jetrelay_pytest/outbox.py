@@ -27,7 +27,7 @@ from jetrelay_pytest.calls import (
 )
 from jetrelay_pytest.expectations import check_columns, expect, holds, plain
 from relay import Event, Outbox
-from relay.adapters.postgres.taking import taking
+from relay.adapters.postgres.captured_rows import capturing
 from relay.commands.outgoing import outgoing
 from relay.domain.envelopes import handler_request
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
@@ -261,7 +261,7 @@ def _handler(
 def _committed(context: str, event: Event | BaseModel) -> OutboxEvent:
     """Return the row of an event that is not among those of the test."""
     rows: list[Any] = []
-    with taking(rows.extend), Session() as session, session.begin():
+    with capturing(rows.extend), Session() as session, session.begin():
         Outbox(context, undeclared=True).add(session, event)
     return rows[0]  # type: ignore[no-any-return]
 

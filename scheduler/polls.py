@@ -11,7 +11,7 @@ from typing import Final
 
 from relay import jobs
 from relay.adapters.dramatiq.broker import RelayBroker
-from relay.adapters.postgres.wakeup import EVENTS, Due, Wakeup
+from relay.adapters.postgres.wakeup import EVENTS, DueEvents, Wakeup
 from relay.bootstrap import Application
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.errors import DatabaseUnreachable, Outage
@@ -247,14 +247,14 @@ class PublishTick:
                 raise
             return not await self._publish(due) if due.count > 0 else None
 
-    def _may_sleep(self, due: Due) -> bool:
+    def _may_sleep(self, due: DueEvents) -> bool:
         """Return whether the outbox may sleep. Many events or hints at once keep it awake for a second."""
         now = asyncio.get_running_loop().time()
         if due.count >= self._limits.load_events or self._hints.count > self._limits.load_hints:
             self._awake_until = now + self._limits.awake_for
         return now >= self._awake_until
 
-    async def _publish(self, due: Due) -> bool:
+    async def _publish(self, due: DueEvents) -> bool:
         # After an outage of the database the outstanding job may be in a back-off.
         force, self._lost = self._lost, False
         name, count = self._context.name, self._context.settings.publish.shards

@@ -16,7 +16,7 @@ from uuid import UUID
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from relay.adapters.postgres.tasks import Limits
+from relay.adapters.postgres.tasks import TaskLimits
 from relay.domain.disclosure import validation
 from relay.domain.errors import InvalidHandler, InvalidPayload
 from relay.domain.identity import Id
@@ -67,7 +67,7 @@ class TaskHandler:
     priority: int
     policy: RetryPolicy
     time_limit: timedelta
-    limits: Limits
+    limits: TaskLimits
     key: Key | None
 
     @property
@@ -194,7 +194,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
         "priority": check_priority(priority),
         "policy": RetryPolicy(max_attempts=max_retries + 1, backoff=_backoff(*backoff)),
         "time_limit": _duration(time_limit, "time_limit"),
-        "limits": Limits(concurrency, None if rate_limit is None else _interval(rate_limit)),
+        "limits": TaskLimits(concurrency, None if rate_limit is None else _interval(rate_limit)),
         "key": concurrency_key,
     }
 

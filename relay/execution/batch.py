@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
+from relay.adapters.postgres.shared_transactions import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.errors import TransactionBroken
 from relay.domain.model import HandlerResult

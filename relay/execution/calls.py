@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
-from relay.adapters.postgres.lending import AsyncTransaction, Transaction
+from relay.adapters.postgres.function_connections import AsyncFunctionTransaction, FunctionTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction, Settlement
 from relay.bus import RequestContext
 from relay.concurrency import Slots, is_cancelled
@@ -64,7 +64,7 @@ class PreparedCall:
             await self.write_async(transaction)
         return SETTLED
 
-    async def write_async(self, transaction: AsyncTransaction) -> None:
+    async def write_async(self, transaction: AsyncFunctionTransaction) -> None:
         """Await a coroutine function that writes in ``transaction``."""
         own: dict[Inject, Any] = {Inject.ASYNC_CONNECTION: transaction.connection}
         if Inject.ASYNC_SESSION in self.function.signature.others.values():
@@ -81,7 +81,7 @@ class PreparedCall:
             self.write(transaction)
         return SETTLED if transaction.settled else _PROCESSED
 
-    def write(self, transaction: Transaction) -> None:
+    def write(self, transaction: FunctionTransaction) -> None:
         """Call a plain function that writes in ``transaction``."""
         own: dict[Inject, Any] = {Inject.CONNECTION: transaction.connection}
         if Inject.SESSION in self.function.signature.others.values():

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
-from relay.adapters.postgres.chunks import PostgresChunks
+from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
 from relay.execution.rows import Decided, Rows

@@ -9,7 +9,7 @@
 Needs FastAPI or Starlette: ``pip install 'jetrelay[handler]'``. See docs/how-to/http-handlers.md.
 """
 
-from relay.adapters.postgres.processed import processed_events_table, prune
+from relay.adapters.postgres.processed_events import processed_events_table, prune
 from relay.domain.errors import AlreadyProcessed, DomainError, MissingExtraError, Poison
 from relay.domain.policies import KEEP
 

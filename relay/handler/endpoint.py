@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relay.adapters.http import IDEMPOTENCY_KEY, REASON, key_of
-from relay.adapters.postgres.processed import Claim, processed_events_table
+from relay.adapters.postgres.processed_events import Claim, processed_events_table
 from relay.bus import RequestContext
 from relay.bus.context import next_span
 from relay.domain.actor import Actor, actor_of

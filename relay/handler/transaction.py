@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from relay.adapters.postgres.processed import Claim, claim, prune
+from relay.adapters.postgres.processed_events import Claim, claim, prune
 from relay.domain.errors import NoTransaction, Outage, OutboxFull, WriteConflict
 
 Session_co = TypeVar("Session_co", bound=Session | AsyncSession, covariant=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from relay.adapters.postgres import low_water, wakeup
+from relay.adapters.postgres import low_water
+from relay.adapters.postgres.wakeup import Wakeup
 from relay.devstack import NatsServer, PostgresServer, Server
 from tests.integration import devstack_support
-from tests.integration.publishing import KINDS, Producer, Relay, producing
+from tests.integration.publishing import KINDS, NO_REST, Producer, Relay, producing
 from tests.servers import initialised
 
 
@@ -30,7 +32,7 @@ async def relay(database_url: str, nats_server: NatsServer) -> AsyncIterator[Rel
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a question may take long. It is asked again all the same."""
-    monkeypatch.setattr(wakeup, "_SLOW_S", 60.0)
+    monkeypatch.setattr("relay.bootstrap.Wakeup", partial(Wakeup, times=NO_REST))
 
 
 @pytest.fixture(params=devstack_support.KINDS, ids=lambda kind: kind.name)

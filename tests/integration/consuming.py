@@ -26,9 +26,9 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.stream_reader import StreamReader
-from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
+from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.pool import create_pool
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain.facts import Fact

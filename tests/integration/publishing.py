@@ -30,6 +30,7 @@ from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import connected, create_pool
+from relay.adapters.postgres.wakeup import DuePollTimes
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact
@@ -40,6 +41,8 @@ from tests.waiting import eventually
 
 DEADLINE = 60.0
 ALL = Shard(0, 1)
+#: On a busy machine a question may take long. It is asked again all the same.
+NO_REST = DuePollTimes(slow=60.0)
 #: What publishing writes. The rest of a bad row may be more than a client can read.
 STATE = (
     "id, published_at, publish_attempts, publish_error, available_at, dead_at, "

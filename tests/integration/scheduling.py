@@ -17,7 +17,7 @@ import redis
 from relay import Outbox
 from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.dramatiq.gates import GATE_TIMES, GateTimes
-from relay.adapters.postgres.wakeup import Due
+from relay.adapters.postgres.wakeup import DueEvents
 from relay.bootstrap import Application
 from relay.domain.facts import Fact
 from relay.settings import load_settings
@@ -130,7 +130,7 @@ async def scheduling(
     broker = create_broker(redis_url, namespace=application.settings.redis_namespace, middleware=[])
     due, tasks_due = parts.wakeup.due, parts.wakeup.tasks_due
 
-    async def counted(limit: int) -> Due:
+    async def counted(limit: int) -> DueEvents:
         found = await due(limit)
         scheduler.polls += 1
         return found

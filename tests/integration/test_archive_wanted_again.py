@@ -16,7 +16,7 @@ import pytest
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
+from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.commands.coldrows import ColdRows
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import psycopg
 import pytest
 
 from relay import Outbox
-from relay.adapters.postgres import watch as watch_module
+from relay.adapters.postgres.poll_connection import PollTimes
+from relay.adapters.postgres.wakeup import DuePollTimes, Wakeup
 from relay.devstack import ValkeyServer
 from relay.domain.facts import ProducersBraked, ProducersReleased
 from scheduler.brake import BrakeTimes
@@ -21,6 +23,13 @@ pytestmark = pytest.mark.anyio
 
 BRAKE = "brake:sea"
 KEY = "RELAY_CONTEXTS__SEA__BACKPRESSURE__"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gives up a question after 100 ms."""
+    times = DuePollTimes(slow=60.0, polls=PollTimes(answer=0.1))
+    monkeypatch.setattr("relay.bootstrap.Wakeup", partial(Wakeup, times=times))
 
 
 @pytest.fixture
@@ -180,10 +189,7 @@ async def look_in_vain(scheduler: Scheduler) -> None:
         await scheduler.tick(BRAKE)
 
 
-async def test_a_look_without_an_answer_does_not_begin_it(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
+async def test_a_look_without_an_answer_does_not_begin_it(impatient: None, scheduler: Scheduler) -> None:
     scheduler.produce(11)
     await look_in_vain(scheduler)
     assert (brake(scheduler)["brake_until"], scheduler.facts) == (None, [])
@@ -192,10 +198,9 @@ async def test_a_look_without_an_answer_does_not_begin_it(
 
 
 async def test_a_look_without_an_answer_keeps_what_holds_for_a_while(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    impatient: None, scheduler: Scheduler
 ) -> None:
     """An overload must not end it. But nobody can tell whether there still is one."""
-    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
     scheduler.produce(11)
     await scheduler.tick(BRAKE)
     nearly_over = "UPDATE relay_wakeup SET brake_until = clock_timestamp() + interval '20 s' RETURNING brake_until"
@@ -205,10 +210,7 @@ async def test_a_look_without_an_answer_keeps_what_holds_for_a_while(
 
 
 @braking(blind=0)
-async def test_looks_without_an_answer_do_not_keep_it_for_ever(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
+async def test_looks_without_an_answer_do_not_keep_it_for_ever(impatient: None, scheduler: Scheduler) -> None:
     scheduler.produce(11)
     await scheduler.tick(BRAKE)
     before = brake(scheduler)
@@ -217,9 +219,8 @@ async def test_looks_without_an_answer_do_not_keep_it_for_ever(
 
 
 async def test_a_look_without_an_answer_does_not_revive_what_has_ended(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    impatient: None, scheduler: Scheduler
 ) -> None:
-    monkeypatch.setattr(watch_module, "_LIMIT", "SET statement_timeout = '100ms'")
     query(scheduler.database_url, "UPDATE relay_wakeup SET brake = 'warn', brake_until = clock_timestamp()")
     before = brake(scheduler)
     await look_in_vain(scheduler)

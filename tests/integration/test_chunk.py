@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from relay.adapters.postgres.chunks import PostgresChunks
+from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.devstack import NatsServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import HandlerAnswered, MessageProcessed, MessageRetried

@@ -144,7 +144,7 @@ async def test_a_chunk_that_gets_no_connection_spends_no_attempts(
 ) -> None:
     monkeypatch.setattr(budget, "WAIT_S", 0.01)
     handler = calls.handler(kind(fail))
-    monkeypatch.setattr(handler.transactions._lender._budget, "most_alike", 0)
+    monkeypatch.setattr(handler.transactions._connections._budget, "most_alike", 0)
     ids = [await calls.received({"do": "nothing"}) for _ in range(3)]
     assert [*await calls.sub.chunk(handler).run(ids)] == ids
     rows = [await calls.sub.row(id) for id in ids]

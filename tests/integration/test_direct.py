@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
 from relay import failpoints
-from relay.adapters.postgres import lending
+from relay.adapters.postgres import function_connections
 from relay.devstack import NatsServer
 from relay.domain.errors import ClaimLost, DatabaseUnreachable
 from tests.integration.consuming import LEASE, subscribed
@@ -107,7 +107,7 @@ async def test_a_transaction_limited_for_one_row_does_not_limit_the_next(calls: 
     seen: list[Any] = []
 
     def look(limit: timedelta | None) -> None:
-        nobodys = lending.Settlement("inbox/settle", {"message_id": uuid4(), "token": uuid4()}, limit)
+        nobodys = function_connections.Settlement("inbox/settle", {"message_id": uuid4(), "token": uuid4()}, limit)
         with transactions.for_row(limit).settle(nobodys) as transaction:
             seen.extend(transaction.connection.execute("SELECT current_setting('statement_timeout')"))
 
@@ -125,8 +125,8 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], 
     """Have something done between the mark and the commit."""
 
     def put(act: Callable[[], None]) -> None:
-        monkeypatch.setattr(lending, "enabled", lambda: True)
-        monkeypatch.setattr(lending, "reach", lambda _point: act())
+        monkeypatch.setattr(function_connections, "enabled", lambda: True)
+        monkeypatch.setattr(function_connections, "reach", lambda _point: act())
 
     yield put
     monkeypatch.undo()
@@ -155,13 +155,13 @@ async def test_a_connection_that_breaks_between_mark_and_commit_leaves_nothing(
 async def test_a_reply_to_the_commit_that_is_lost_is_not_taken_for_a_failure_of_the_row(
     calls: Handling, kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = lending.Lendable.settle
+    settle = function_connections.FunctionConnection.settle
 
-    def lose(self: lending.Lendable, settlement: lending.Settlement) -> None:
+    def lose(self: function_connections.FunctionConnection, settlement: function_connections.Settlement) -> None:
         settle(self, settlement)
         raise psycopg.OperationalError("the connection is lost")
 
-    monkeypatch.setattr(lending.Lendable, "settle", lose)
+    monkeypatch.setattr(function_connections.FunctionConnection, "settle", lose)
     id, handler = await calls.received(), calls.handler(kind(nothing))
     assert await calls.process(handler).process(id) is None
     monkeypatch.undo()
@@ -191,10 +191,10 @@ async def test_connections_are_closed_without_a_word(
 async def test_a_claim_without_a_server_says_so_and_spends_nothing(calls: Handling) -> None:
     handler = calls.handler(KINDS["sync_session"](nothing))
     id = await calls.received()
-    handler.transactions._lender._connection["port"] = 1
+    handler.transactions._connections._connection["port"] = 1
     with pytest.raises(DatabaseUnreachable):
         await calls.process(handler).process(id)
-    del handler.transactions._lender._connection["port"]
+    del handler.transactions._connections._connection["port"]
     await calls.process(handler).process(id)
     assert ((await calls.sub.row(id))["attempts"], await calls.state(id)) == (1, "processed")
 

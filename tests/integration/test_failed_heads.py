@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from relay.adapters.postgres.incidents import PostgresParkedKeys
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
+from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.pool import pooled
 from relay.devstack import NatsServer
 from relay.domain.operators import Outcome

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from relay import Event, Outbox
 from relay.adapters.postgres import grants, microdao
-from relay.adapters.postgres.processed import Claim, claim, processed_events_table
+from relay.adapters.postgres.processed_events import Claim, claim, processed_events_table
 from relay.adapters.postgres.sql import statement
 from relay.cli import create_app
 from relay.devstack import PostgresServer

@@ -395,7 +395,7 @@ async def test_old_rows_are_pruned_and_younger_ones_kept(url: str) -> None:
 
 
 async def test_a_service_may_try_its_handler_on_sqlite(tmp_path: Any) -> None:
-    from relay.adapters.postgres.processed import Claim, claim, processed_events_table
+    from relay.adapters.postgres.processed_events import Claim, claim, processed_events_table
 
     engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
     metadata.create_all(engine)

@@ -15,9 +15,9 @@ import pytest
 
 from chaos.proxy import Link, Proxy
 from relay.adapters.http import HttpEventHandler
-from relay.adapters.postgres.chunks import PostgresChunks
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
+from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.pool import create_pool, pooled
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.bus import Command, CommandBus

@@ -13,7 +13,7 @@ import pytest
 
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.ordered import OrderedInboxAdapter
+from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.devstack import NatsServer
 from relay.domain.watermark import Watermark
 from relay.ports import Delivery

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from relay import Outbox
-from relay.adapters.postgres.shared import _sqlstate
+from relay.adapters.postgres.shared_transactions import _sqlstate
 from relay.domain.errors import WriteConflict
 from relay.handler.transaction import is_outage
 from tests.integration.publishing import DEADLINE, event, outbox_rows, query

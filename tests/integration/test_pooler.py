@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from relay.adapters.postgres.function_connections import FunctionConnection
 from relay.adapters.postgres.inspection import place
-from relay.adapters.postgres.lending import Lendable
 from relay.adapters.postgres.pipeline import fetch
 from relay.adapters.postgres.pool import connection, create_pool
 from relay.adapters.postgres.transactions import HandlerTransactions
@@ -52,11 +52,11 @@ async def test_statements_run_whatever_session_they_get(pooler: Pooler, database
         await asyncio.gather(*(ask() for _ in range(20)))
 
 
-@pytest.mark.parametrize("begin", [Lendable.begin, Lendable.begin_late])
+@pytest.mark.parametrize("begin", [FunctionConnection.begin, FunctionConnection.begin_late])
 async def test_limits_of_a_function_are_those_of_its_transaction_only(
     begin: object, transactions: HandlerTransactions, pooler: Pooler, database_url: str
 ) -> None:
-    with transactions._lender.lending() as borrowed:
+    with transactions._connections.lending() as borrowed:
         begin(borrowed, LIMIT)  # type: ignore[operator]
         assert borrowed.driver.execute(SHOW).fetchone() == ("7s", "7s")
     await _nothing_is_left(pooler.url(database_url))

@@ -93,7 +93,7 @@ async def test_a_function_that_gets_no_connection_spends_no_attempt(
     monkeypatch.setattr(budget, "WAIT_S", 0.01)
     message_id = await calls.received()
     handler = calls.handler(kind(nothing))
-    runner, connections = calls.process(handler), handler.transactions._lender._budget
+    runner, connections = calls.process(handler), handler.transactions._connections._budget
     if calls.ahead:
         assert isinstance(runner, InThread)
         await asyncio.to_thread(runner.claim_ahead, [message_id])

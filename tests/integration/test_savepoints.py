@@ -14,7 +14,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
-from relay.adapters.postgres.lazy import LazyAsyncConnection
+from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.devstack import NatsServer
 from tests.integration.consuming import subscribed

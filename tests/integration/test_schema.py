@@ -12,7 +12,7 @@ import pytest
 from psycopg import errors, sql
 from sqlalchemy import MetaData, create_engine
 
-from relay.adapters.postgres.processed import processed_events_table
+from relay.adapters.postgres.processed_events import processed_events_table
 from relay.devstack import PostgresServer
 from tests import oldest
 from tests.integration import catalogue

@@ -66,7 +66,7 @@ async def test_a_function_that_gets_no_connection_spends_no_attempt(
     monkeypatch.setattr(budget, "WAIT_S", 0.01)
     tasks.register(function)
     [id] = tasks.schedule(Mail(n=1))
-    taken, keep = tasks.transactions._lender._budget, tasks.rows.terms(TaskKey(id, "mail"))
+    taken, keep = tasks.transactions._connections._budget, tasks.rows.terms(TaskKey(id, "mail"))
     if tasks.ahead and keep is not None:
         tasks.claim_ahead(TaskRef(id, "mail", "default", 0))
         tasks.ahead = False

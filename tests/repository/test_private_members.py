@@ -40,7 +40,7 @@ from relay.adapters.dramatiq.broker import RelayBroker, _BlockingConsumer
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.dramatiq.work_queue import OnLoop
 from relay.adapters.jetstream.client import RelayClient, _Parser
-from relay.adapters.postgres.lazy import LazyAsyncConnection, LentConnection
+from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection, LazyConnection
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,7 +163,7 @@ HOOKS = [
 ]
 
 OURS = [_Parser, RelayClient, RelayBroker, _BlockingConsumer, OnLoop, WorkerRuntime]
-OURS += [LazyAsyncConnection, LentConnection]
+OURS += [LazyAsyncConnection, LazyConnection]
 #: Private by their names only: our settings' own, and SQLAlchemy's, which is documented.
 NOT_PRIVATE = {"_origins", "_mapping"}
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from consumer.handlers import AlreadyProcessed, HandlerRegistry, MessageContext, Poison
 from jetrelay_pytest.memory import Memory, in_memory
 from relay import Event, Outbox, command
-from relay.adapters.postgres.taking import taker
+from relay.adapters.postgres.captured_rows import capture
 from relay.adapters.postgres.targets import write
 from relay.domain.errors import FutureEvent, UnsupportedTarget
 
@@ -135,8 +135,8 @@ def test_a_connection_is_refused_as_nobody_knows_whether_it_commits(
 
 def test_after_the_test_sessions_write_to_their_database_again() -> None:
     with in_memory():
-        assert taker() is not None
-    assert taker() is None
+        assert capture() is not None
+    assert capture() is None
     with pytest.raises(UnsupportedTarget, match="no default engine"):
         add(created())
 

@@ -25,7 +25,7 @@ _PAGE_CHARS: Final = 2 * 1024**2
 _STREAMS: Final = {ArchiveKind.OUTBOX: "outbox/ledger_streams", ArchiveKind.INBOX: "archive/inbox_streams"}
 
 
-class _Batch:
+class _ArchiveBatch:
     """The transaction that locks a batch."""
 
     def __init__(self, conn: Connection, kind: ArchiveKind, number: int, wanted: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class PostgresArchive:
     @asynccontextmanager
     async def open(
         self, kind: ArchiveKind, streams: Sequence[str], after: timedelta, limit: int
-    ) -> AsyncIterator[_Batch | None]:
+    ) -> AsyncIterator[_ArchiveBatch | None]:
         async with self._source() as conn, conn.transaction():
             await conn.execute(statement("archive/begin"))
             [(locked,)] = await query(conn, "archive/lock")
@@ -74,7 +74,7 @@ class PostgresArchive:
                 yield None
                 return
             [(number,)] = await query(conn, "archive/next", kind=kind)
-            yield _Batch(conn, kind, number, {"streams": list(streams), "after": after, "limit": limit})
+            yield _ArchiveBatch(conn, kind, number, {"streams": list(streams), "after": after, "limit": limit})
 
     async def waiting(
         self, kind: ArchiveKind, streams: Sequence[str], after: timedelta

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from relay.adapters.postgres.enqueue import Ready, Row, numbered, refusals, statements
-from relay.adapters.postgres.promised import Queue, fatal
+from relay.adapters.postgres.unawaited_rows import Queue, fatal
 from relay.domain.errors import NoTransaction
 
 

@@ -9,7 +9,7 @@ import psycopg
 
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.on_psycopg import insert
-from relay.adapters.postgres.promised import fatal
+from relay.adapters.postgres.unawaited_rows import fatal
 from relay.domain.errors import NoTransaction, UnsupportedTarget
 
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from relay.adapters.postgres.enqueue import Ready, Row, refusals, statements
-from relay.adapters.postgres.promised import Queue, fatal
+from relay.adapters.postgres.unawaited_rows import Queue, fatal
 from relay.domain.errors import NoTransaction
 
 

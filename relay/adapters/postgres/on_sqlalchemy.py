@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import await_only
 
 from relay.adapters.postgres.enqueue import Ready, Row
-from relay.adapters.postgres.promised import Queue
 from relay.adapters.postgres.targets import check_connection, insert_sqlalchemy_async
+from relay.adapters.postgres.unawaited_rows import Queue
 
 
 def write(target: AsyncConnection, rows: Sequence[Row]) -> Awaitable[None]:

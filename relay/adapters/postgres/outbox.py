@@ -32,7 +32,7 @@ _RESTART_AFTER_S: Final = 0.5
 
 
 @dataclass(slots=True)
-class _Claim:
+class _OutboxClaim:
     """The rows of one open claim transaction, and the writes that settle them.
 
     ``unsettled``: rows whose result cannot be recorded, and until when each is not claimed again.
@@ -128,7 +128,9 @@ class PostgresOutboxAdapter:
         self._most = _MAX_ROWS
 
     @asynccontextmanager
-    async def find_unpublished(self, lanes: Sequence[int], limit: int, max_bytes: int) -> AsyncIterator[_Claim]:
+    async def find_unpublished(
+        self, lanes: Sequence[int], limit: int, max_bytes: int
+    ) -> AsyncIterator[_OutboxClaim]:
         async with _claim(self._pool, self._unsettled) as claim:
             limit = min(limit, self._most)
             found = await self._take(claim, lanes, limit)
@@ -155,7 +157,9 @@ class PostgresOutboxAdapter:
             del self._unsettled[id]
         return [row for row in rows if row.id not in self._unsettled]
 
-    async def _take(self, claim: _Claim, lanes: Sequence[int], limit: int) -> Sequence[tuple[Any, ...]] | None:
+    async def _take(
+        self, claim: _OutboxClaim, lanes: Sequence[int], limit: int
+    ) -> Sequence[tuple[Any, ...]] | None:
         """Lock lanes and claim what is ready in them; None while the marks are too far behind."""
         with migrated():
             locked = await query(claim.conn, "outbox/lock_lanes", lanes=list(lanes))
@@ -170,7 +174,9 @@ class PostgresOutboxAdapter:
             found = await self._claim_from([NONE] * len(marks), claim, limit)
         return found
 
-    async def _claim_from(self, marks: Sequence[int], claim: _Claim, limit: int) -> Sequence[tuple[Any, ...]]:
+    async def _claim_from(
+        self, marks: Sequence[int], claim: _OutboxClaim, limit: int
+    ) -> Sequence[tuple[Any, ...]]:
         terms = {
             "lanes": claim.lanes,
             "marks": marks,
@@ -188,7 +194,7 @@ class PostgresOutboxAdapter:
             self._marks.note(time.monotonic() - begun)
 
     @asynccontextmanager
-    async def find_one(self, event_id: UUID) -> AsyncIterator[_Claim]:
+    async def find_one(self, event_id: UUID) -> AsyncIterator[_OutboxClaim]:
         async with _claim(self._pool, {}) as claim:
             with migrated():
                 await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
@@ -199,7 +205,7 @@ class PostgresOutboxAdapter:
             yield claim
 
 
-async def _within(claim: _Claim, rows: Sequence[OutboxRow], max_bytes: int) -> list[OutboxRow]:
+async def _within(claim: _OutboxClaim, rows: Sequence[OutboxRow], max_bytes: int) -> list[OutboxRow]:
     """Return the first rows up to ``max_bytes`` in sum, but at least one. Fetches the large ones."""
     large = [row.id for row in rows if row.payload is None]
     fetched = {row.id: row for row in await _fetch(claim, large, max_bytes)} if large else {}
@@ -215,7 +221,7 @@ async def _within(claim: _Claim, rows: Sequence[OutboxRow], max_bytes: int) -> l
     return taken
 
 
-async def _fetch(claim: _Claim, ids: Sequence[str], max_bytes: int) -> list[OutboxRow]:
+async def _fetch(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int) -> list[OutboxRow]:
     """Fetch large rows in this order, at least one. A row that PostgreSQL cannot render has no payload."""
     for some in (ids, ids[:1]):
         with suppress(psycopg.errors.ProgramLimitExceeded, psycopg.errors.QueryCanceled):
@@ -224,19 +230,19 @@ async def _fetch(claim: _Claim, ids: Sequence[str], max_bytes: int) -> list[Outb
     return await _read(claim, ids[:1], max_bytes, readable=False)
 
 
-async def _read(claim: _Claim, ids: Sequence[str], max_bytes: int, *, readable: bool) -> list[OutboxRow]:
+async def _read(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int, *, readable: bool) -> list[OutboxRow]:
     claim.begun = time.monotonic()
     terms = {"ids": array.of_plain(ids), "bytes": max_bytes, "readable": readable}
     return [OutboxRow._make(row) for row in await query(claim.conn, "outbox/large", **terms)]
 
 
 @asynccontextmanager
-async def _claim(pool: Pool, unsettled: dict[str, float]) -> AsyncIterator[_Claim]:
+async def _claim(pool: Pool, unsettled: dict[str, float]) -> AsyncIterator[_OutboxClaim]:
     """Open the claim transaction, commit it on the way out, roll it back on an exception."""
     async with connection(pool) as conn:
         await conn.execute(statement("outbox/begin_claim"))
         try:
-            yield _Claim(conn, unsettled)
+            yield _OutboxClaim(conn, unsettled)
         except BaseException:
             await _rollback(conn)
             raise

@@ -4,7 +4,7 @@ Through a pooler in transaction mode no statement is prepared by name: the serve
 
 Every message passes through here, so this calls libpq directly. psycopg's own pipeline, with a cursor for each
 statement, takes three times as long in Python. `exchange` is the whole protocol. It waits nowhere itself: a thread
-drives it by `Lendable` (`relay.adapters.postgres.lending`), the event loop by `fetch`.
+drives it by `FunctionConnection` (`relay.adapters.postgres.function_connections`), the event loop by `fetch`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-from relay.adapters.postgres import taking
+from relay.adapters.postgres import captured_rows
 from relay.adapters.postgres.enqueue import Ready, Row, Write, numbered, refusals, statements
 from relay.adapters.postgres.on_asyncpg import AsyncpgTarget
 from relay.adapters.postgres.on_django import DjangoTarget
@@ -90,7 +90,7 @@ class _Waiting:
 
     ``announced``: a savepoint is about to be released. ``written``: the commit has begun and has written its
     rows. Rows that are added after that, for example by listeners of the flush, are written at once.
-    ``kept``: written rows that are for a test, see `taking`, until the commit has succeeded.
+    ``kept``: written rows that are for a test, see `capturing`, until the commit has succeeded.
     """
 
     session: Session
@@ -122,7 +122,7 @@ def write_later(session: Session, rows: list[Row]) -> None:
 
 
 def _insert(session: Session, rows: Sequence[Row]) -> None:
-    if taking.taker() is not None:
+    if captured_rows.capture() is not None:
         _watch(session).kept.extend(rows)
         return
     owner, later = session.info.get(_LATER, (None, None))
@@ -133,7 +133,7 @@ def _insert(session: Session, rows: Sequence[Row]) -> None:
 
 
 def _check_bind(session: Session) -> None:
-    if taking.taker() is not None:
+    if captured_rows.capture() is not None:
         return
     try:
         bind = session.get_bind()
@@ -200,7 +200,7 @@ def _on_create(session: Session, _: SessionTransaction) -> None:
 def _on_commit(session: Session) -> None:
     released, waiting = session.get_nested_transaction(), _watch(session)
     if released is None or released.parent is None:
-        if waiting.kept and (take := taking.taker()) is not None:
+        if waiting.kept and (take := captured_rows.capture()) is not None:
             take(tuple(waiting.kept))
         return
     waiting.announced = False
@@ -269,7 +269,7 @@ def write(target: SyncTarget | AsyncTarget, rows: Sequence[Row], answer: Value) 
 
     for base in type(target).__mro__:
         if (writer := _writer(base)) is not None:
-            taking.check(base)
+            captured_rows.check(base)
             written = writer(target, rows)
             return answer if written is None else then(written, answering)
     raise UnsupportedTarget(

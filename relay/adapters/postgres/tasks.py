@@ -31,7 +31,7 @@ _FULL_WAIT: Final = timedelta(seconds=8)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TaskLimits:
     """The limits of a task type. ``interval``: the shortest time between two starts."""
 
     concurrency: int | None = None
@@ -85,7 +85,7 @@ class PostgresTasks:
     # --- running ---
 
     async def claim(
-        self, id: UUID, task_type: str, lease: timedelta, limits: Limits
+        self, id: UUID, task_type: str, lease: timedelta, limits: TaskLimits
     ) -> ClaimedTask | PutOff | None:
         """Claim a due, unclaimed, unfinished task and count the attempt; None if it is not one.
 
@@ -111,7 +111,7 @@ class PostgresTasks:
                     )
                 return claimed
 
-    async def _held(self, conn: Connection, key: str | None, limits: Limits) -> PutOff | None:
+    async def _held(self, conn: Connection, key: str | None, limits: TaskLimits) -> PutOff | None:
         """Return PutOff if too many tasks of ``key`` run. Holds the lock of the key until the claim commits."""
         if key is None or limits.concurrency is None:
             return None
@@ -200,7 +200,7 @@ async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
     )
 
 
-async def _slot(conn: Connection, task_type: str, limits: Limits, waits_for: str | None) -> PutOff | None:
+async def _slot(conn: Connection, task_type: str, limits: TaskLimits, waits_for: str | None) -> PutOff | None:
     """Lock the rate limit. If there is no free slot now, promise one and return PutOff."""
     if limits.interval is None:
         return None

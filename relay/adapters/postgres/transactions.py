@@ -16,12 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.failures import reached
-from relay.adapters.postgres.lazy import LazyAsyncConnection
-from relay.adapters.postgres.lender import Lender
-from relay.adapters.postgres.lending import AsyncTransaction, Lendable, Settlement, Transaction, limiting
+from relay.adapters.postgres.function_connections import (
+    AsyncFunctionTransaction,
+    FunctionConnection,
+    FunctionConnections,
+    FunctionTransaction,
+    Settlement,
+    limiting,
+)
+from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import CONNECTION, POOLED
-from relay.adapters.postgres.shared import AsyncSharedTransaction, SharedTransaction
+from relay.adapters.postgres.shared_transactions import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ClaimLost
 from relay.failpoints import reach
@@ -39,14 +45,16 @@ class RowTransaction:
     uses; by default it borrows one.
     """
 
-    def __init__(self, lender: Lender, limit: timedelta, borrowed: Lendable | None = None) -> None:
-        self._lender = lender
+    def __init__(
+        self, lender: FunctionConnections, limit: timedelta, borrowed: FunctionConnection | None = None
+    ) -> None:
+        self._connections = lender
         self._limit = limit
         # Only one thread can take it out: the one that calls the function, or the one that gave up before.
         self._held = [borrowed]
 
     @contextmanager
-    def settle(self, settlement: Settlement) -> Iterator[Transaction]:
+    def settle(self, settlement: Settlement) -> Iterator[FunctionTransaction]:
         """Run the block in the transaction, which ends the row when it commits.
 
         A transaction that never begins does not end the row: the block's transaction has ``settled`` false.
@@ -54,24 +62,24 @@ class RowTransaction:
         is enough to settle the row in another way.
         """
         try:
-            borrowed = self._held.pop() or self._lender.borrow()
+            borrowed = self._held.pop() or self._connections.borrow()
         except IndexError:
             raise ClaimLost("the time was up before the function began") from None
         try:
             borrowed.begin_late(self._limit)
-            with Transaction(borrowed.outer, borrowed.driver).used() as transaction:
+            with FunctionTransaction(borrowed.outer, borrowed.driver).used() as transaction:
                 yield transaction
             if borrowed.begun:
                 borrowed.settle(settlement)
             transaction.settled = borrowed.begun
         finally:
-            self._lender.give_back(borrowed)
+            self._connections.give_back(borrowed)
 
     def release(self) -> None:
         """Give the connection back, unless `settle` has taken it. The row stays claimed."""
         with suppress(IndexError):
             if (borrowed := self._held.pop()) is not None:
-                self._lender.give_back(borrowed)
+                self._connections.give_back(borrowed)
 
 
 class HandlerTransactions:
@@ -95,12 +103,12 @@ class HandlerTransactions:
         self._limit = limit
         usual = POOLED if pooler else CONNECTION
         self._connection = {**usual, "autocommit": False, "application_name": application_name}
-        self._lender = Lender(url, self._connection, budget or Budget())
+        self._connections = FunctionConnections(url, self._connection, budget or Budget())
 
     @property
     def idle(self) -> int:
         """How many connections wait for a function."""
-        return self._lender.idle
+        return self._connections.idle
 
     def claim(
         self, claim: Command, *, keep: bool, limit: timedelta | None = None
@@ -111,13 +119,13 @@ class HandlerTransactions:
         the function might get no connection. Raises DatabaseUnreachable.
         """
         with reached():
-            borrowed = self._lender.borrow()
+            borrowed = self._connections.borrow()
             try:
                 rows = borrowed.run(claim)
             except BaseException:
-                self._lender.give_back(borrowed)
+                self._connections.give_back(borrowed)
                 raise
-        transaction = RowTransaction(self._lender, limit or self._limit, borrowed)
+        transaction = RowTransaction(self._connections, limit or self._limit, borrowed)
         if not rows or not keep:
             transaction.release()
         return (rows[0], transaction) if rows else None
@@ -127,18 +135,18 @@ class HandlerTransactions:
 
         ``limit``: how long this transaction may idle, if it differs from the usual limit.
         """
-        return RowTransaction(self._lender, limit or self._limit)
+        return RowTransaction(self._connections, limit or self._limit)
 
     def run(self, command: Command) -> list[dict[str, Any]]:
         """Run one of our statements by itself and return its rows. Raises DatabaseUnreachable."""
-        with reached(), self._lender.lending() as borrowed:
+        with reached(), self._connections.lending() as borrowed:
             return borrowed.run(command)
 
     @asynccontextmanager
-    async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncTransaction]:
+    async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncFunctionTransaction]:
         """Run a coroutine's block in a transaction that ends the row. Raises ClaimLost. To give up, cancel it."""
         async with self._begun_async(settlement.limit) as (outer, driver, cursor):
-            async with AsyncTransaction(outer, driver).used() as transaction:
+            async with AsyncFunctionTransaction(outer, driver).used() as transaction:
                 yield transaction
             driver.kept = None
             try:
@@ -151,7 +159,7 @@ class HandlerTransactions:
     async def _begun_async(self, limit: timedelta | None = None) -> AsyncIterator[_BegunAsync]:
         """Begin a transaction and set its limits, in one round trip."""
         async with AsyncExitStack() as stack:
-            borrowed = await stack.enter_async_context(self._lender.lending_async())
+            borrowed = await stack.enter_async_context(self._connections.lending_async())
             outer = await stack.enter_async_context(borrowed.engine.connect())
             await stack.enter_async_context(outer.begin())
             driver = borrowed.driver
@@ -165,7 +173,7 @@ class HandlerTransactions:
     @contextmanager
     def share(self) -> Iterator[SharedTransaction]:
         """Run the block in a transaction for several functions. The block settles their rows before it ends."""
-        with self._lender.lending() as borrowed:
+        with self._connections.lending() as borrowed:
             borrowed.begin(self._limit)
             with psycopg.Cursor(borrowed.driver) as cursor:
                 yield SharedTransaction(borrowed.outer(), borrowed.driver, cursor, borrowed.pid)
@@ -184,4 +192,4 @@ class HandlerTransactions:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._lender.close()
+        self._connections.close()

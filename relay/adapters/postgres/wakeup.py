@@ -4,7 +4,7 @@ A NOTIFY takes a lock of the whole database cluster at commit. So producers send
 said that it sleeps. Hints only save time: polling finds all work without them.
 
 A scheduler asks all day, for every context. With a pool and a cursor, a question would cost several times as much
-as the server needs to answer it. So `Watch` has a connection for them.
+as the server needs to answer it. So `PollConnection` is one for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from psycopg.errors import QueryCanceled
@@ -21,9 +21,9 @@ from psycopg.errors import QueryCanceled
 from relay.adapters.postgres import array
 from relay.adapters.postgres.brake import ProducerBrake, tell
 from relay.adapters.postgres.failures import migrated, reached
+from relay.adapters.postgres.poll_connection import PollConnection, PollTimes, Question, Rows
 from relay.adapters.postgres.pool import Connection, Pool, pooled
 from relay.adapters.postgres.tasks import GRACE
-from relay.adapters.postgres.watch import Question, Rows, Watch
 from relay.concurrency import Batcher
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.ordering import LANES, Shard
@@ -32,16 +32,29 @@ CHANNEL: Final = "relay_outbox"
 #: The payloads of hints: an event was recorded, a task was scheduled.
 EVENTS: Final = ""
 TASKS: Final = "tasks"
-#: If a question took the server longer than _SLOW_S twice, it is asked again after _PAUSE_FACTOR times that time.
-_SLOW_S: Final = 0.1
-_PAUSE_FACTOR: Final = 20
 _ALL_LANES: Final = (1 << LANES) - 1
 _DUE: Final = "outbox/due"
-_GIVE_UP_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuePollTimes:
+    """Times in seconds.
+
+    If a question took the server longer than ``slow`` twice, it is asked again after ``pause_factor`` times that
+    time. ``give_up``: after this time the caller waits no longer, because the connection may be dead.
+    """
+
+    slow: float = 0.1
+    pause_factor: float = 20
+    give_up: float = 5.0
+    polls: PollTimes = field(default_factory=PollTimes)
+
+
+_TIMES: Final = DuePollTimes()
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueEvents:
     """How many events wait to be published, and the lanes of their keys: one bit for each lane."""
 
     count: int
@@ -55,17 +68,17 @@ class Due:
 class Wakeup:
     """Asks whether anything is due, and receives hints, on a connection of its own."""
 
-    def __init__(self, pool: Pool, url: str) -> None:
-        self._pool = pool
-        self._watch = Watch(url, CHANNEL, self._hear)
-        self.brake = ProducerBrake(pool, self._watch.ask)
+    def __init__(self, pool: Pool, url: str, times: DuePollTimes = _TIMES) -> None:
+        self._pool, self._times = pool, times
+        self._polls = PollConnection(url, CHANNEL, self._hear, times.polls)
+        self.brake = ProducerBrake(pool, self._polls.ask)
         self._asked: Batcher[Question, Rows | None] = Batcher(self._together)
         self._sleeping: bool | None = None
         self._rest_until = self._blind_until = 0.0
         self._slow = self._late = False
         self._wakes: dict[str, Callable[[], None]] = {}
 
-    async def due(self, limit: int) -> Due:
+    async def due(self, limit: int) -> DueEvents:
         """Return what waits to be published, counted up to ``limit``. Raises DatabaseUnreachable, SchemaMissing.
 
         When the server takes long, for example after an hour with an old snapshot, this asks seldom. Between two
@@ -73,7 +86,7 @@ class Wakeup:
         """
         begun = time.monotonic()
         if begun < self._rest_until:
-            return Due(limit, _ALL_LANES)
+            return DueEvents(limit, _ALL_LANES)
         rows: Rows | None = None
         try:
             rows = await self._asked.ask((_DUE, {"limit": limit}))
@@ -84,11 +97,11 @@ class Wakeup:
             count, lanes, took = limit, _ALL_LANES, time.monotonic() - begun
         else:
             count, lanes, took = rows[0].values()
-        before, self._slow = self._slow, took > _SLOW_S
+        before, self._slow = self._slow, took > self._times.slow
         # Once may be chance. While it does not ask, everything counts as due, which makes a busy machine busier.
         if self._slow and (before or rows is None):
-            self._rest_until = begun + _PAUSE_FACTOR * took
-        return Due(int(count or 0), lanes or 0)
+            self._rest_until = begun + self._times.pause_factor * took
+        return DueEvents(int(count or 0), lanes or 0)
 
     async def tasks_due(self) -> bool:
         """Whether a task is waiting to be delivered. Raises DatabaseUnreachable."""
@@ -107,15 +120,15 @@ class Wakeup:
         if begun < self._blind_until:
             return subscriptions
         try:
-            async with asyncio.timeout(_GIVE_UP_S):
-                rows = await self._watch.ask("inbox/open", {"subscriptions": array.of_texts(subscriptions)})
+            async with asyncio.timeout(self._times.give_up):
+                rows = await self._polls.ask("inbox/open", {"subscriptions": array.of_texts(subscriptions)})
         except (DatabaseUnreachable, TimeoutError):
             rows = None
         took = time.monotonic() - begun
-        before, self._late = self._late, took > _SLOW_S
+        before, self._late = self._late, took > self._times.slow
         # Once may be this process.
         if rows is None or (self._late and before):
-            self._blind_until = begun + _PAUSE_FACTOR * took
+            self._blind_until = begun + self._times.pause_factor * took
         return subscriptions if rows is None else [row["name"] for row in rows]
 
     async def _together(self, questions: Sequence[Question]) -> Sequence[Rows | None]:
@@ -125,14 +138,14 @@ class Wakeup:
         """
         try:
             # The callers give up, and nothing would see that the connection is dead.
-            async with asyncio.timeout(_GIVE_UP_S):
-                return await self._watch.ask_all(questions)
+            async with asyncio.timeout(self._times.give_up):
+                return await self._polls.ask_all(questions)
         except TimeoutError as error:
-            raise DatabaseUnreachable(f"no answer within {_GIVE_UP_S:g} s") from error
+            raise DatabaseUnreachable(f"no answer within {self._times.give_up:g} s") from error
         except DatabaseUnreachable as error:
             if len(questions) == 1 or not isinstance(error.__cause__, QueryCanceled):
                 raise
-        others = iter(await self._watch.ask_all([it for it in questions if it[0] != _DUE]))
+        others = iter(await self._polls.ask_all([it for it in questions if it[0] != _DUE]))
         return [None if name == _DUE else next(others) for name, _ in questions]
 
     @property
@@ -152,7 +165,7 @@ class Wakeup:
 
         So a slow question delays no other statement, and a leader needs only one connection to a database.
         """
-        async with self._watch.lend() as conn:
+        async with self._polls.lend() as conn:
             if conn is not None:
                 with reached(), migrated():
                     yield conn
@@ -167,7 +180,7 @@ class Wakeup:
     async def close(self) -> None:
         """Stop listening."""
         self._wakes.clear()
-        await self._watch.close()
+        await self._polls.close()
 
     def _hear(self, kind: str | None) -> None:
         if kind is None:

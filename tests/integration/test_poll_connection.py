@@ -9,9 +9,8 @@ from functools import partial
 import psycopg
 import pytest
 
-from relay.adapters.postgres import watch
 from relay.adapters.postgres.migrations import upgrade
-from relay.adapters.postgres.watch import Watch
+from relay.adapters.postgres.poll_connection import PollConnection, PollTimes
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
 from tests.integration.publishing import query
@@ -30,13 +29,16 @@ WAITS = f"SELECT pid FROM pg_stat_activity WHERE {OURS} AND wait_event_type = 'L
 END = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}"
 
 
-class Watched:
-    """A watch and what it heard."""
+USUAL = PollTimes()
 
-    def __init__(self, url: str) -> None:
+
+class Watched:
+    """A connection and what it heard."""
+
+    def __init__(self, url: str, times: PollTimes = USUAL) -> None:
         self.url = url
         self.heard: list[str | None] = []
-        self.watch = Watch(url, "news", self.heard.append)
+        self.watch = PollConnection(url, "news", self.heard.append, times)
 
     async def due(self) -> int:
         rows = await self.watch.ask("outbox/due", LIMIT)
@@ -44,8 +46,9 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(database_url: str) -> AsyncIterator[Watched]:
-    watched = Watched(database_url)
+async def watched(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Watched]:
+    """With the usual times, or those that a test gives as its parameter."""
+    watched = Watched(database_url, getattr(request, "param", USUAL))
     yield watched
     await watched.watch.close()
 
@@ -93,10 +96,8 @@ async def test_an_answer_that_nobody_waits_for_is_no_answer_to_the_next_question
     assert await watched.due() == 3
 
 
-async def test_a_question_that_takes_too_long_leaves_others_alone(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "_LIMIT", "SET statement_timeout = '200ms'")
+@pytest.mark.parametrize("watched", [PollTimes(answer=0.2)], indirect=True)
+async def test_a_question_that_takes_too_long_leaves_others_alone(watched: Watched) -> None:
     assert await watched.due() == 0
     tasks = partial(watched.watch.ask, "tasks/pending_queues")
     assert await tasks() == []
@@ -108,11 +109,9 @@ async def test_a_question_that_takes_too_long_leaves_others_alone(
     assert watched.heard == [None]
 
 
-async def test_a_lost_connection_is_made_again_though_nobody_asks(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("watched", [PollTimes(reconnect=0.05)], indirect=True)
+async def test_a_lost_connection_is_made_again_though_nobody_asks(watched: Watched) -> None:
     """What was notified meanwhile is lost: whoever listens is told to look, and by looking connects."""
-    monkeypatch.setattr(watch, "_RECONNECT_INTERVAL_S", 0.05)
     assert await watched.due() == 0
     await eventually("it listens", lambda: watched.heard == [None])
     query(watched.url, END)
@@ -123,11 +122,10 @@ async def test_a_lost_connection_is_made_again_though_nobody_asks(
     await eventually("it hears", lambda: watched.heard[-1] == "a")
 
 
-async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_RECONNECT_INTERVAL_S", 0.05)
+async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer) -> None:
     url = own_postgres.create_database("sea")
     await asyncio.to_thread(upgrade, url)
-    watched = Watched(url)
+    watched = Watched(url, PollTimes(reconnect=0.05))
     assert await watched.due() == 0
     await asyncio.to_thread(own_postgres.stop, "immediate")
     found = await asyncio.gather(*(watched.due() for _ in range(3)), return_exceptions=True)
@@ -146,10 +144,8 @@ async def test_an_outage_is_one_and_it_ends(own_postgres: PostgresServer, monkey
     await watched.watch.close()
 
 
-async def test_once_closed_it_is_quiet_and_may_be_asked_again(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "_RECONNECT_INTERVAL_S", 0.01)
+@pytest.mark.parametrize("watched", [PollTimes(reconnect=0.01)], indirect=True)
+async def test_once_closed_it_is_quiet_and_may_be_asked_again(watched: Watched) -> None:
     assert await watched.due() == 0
     await watched.watch.close()
     await watched.watch.close()

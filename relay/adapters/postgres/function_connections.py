@@ -1,10 +1,10 @@
-"""Connections that are lent to functions for one transaction at a time, and what a function gets to use."""
+"""Connections for functions, one for each transaction, within the budget of the process; what a function gets."""
 
 from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,14 +15,15 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, StaticPool, create_engine
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.enqueue import Row
-from relay.adapters.postgres.lazy import DIALECT, LentConnection
+from relay.adapters.postgres.lazy_transactions import DIALECT, LazyAsyncConnection, LazyConnection
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, as_sent, exchange, rows
-from relay.adapters.postgres.pool import prepares
+from relay.adapters.postgres.pool import has_input, prepares
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import write_later
 from relay.domain.errors import ClaimLost
@@ -50,7 +51,7 @@ class Settlement:
     limit: timedelta | None = None
 
 
-class Transaction:
+class FunctionTransaction:
     """The session and the connection that a function in a thread may use. Both are in one transaction.
 
     The session is created on first use. ``later``: the list that takes the session's outbox rows. ``settled``:
@@ -78,7 +79,7 @@ class Transaction:
         return session
 
     @contextmanager
-    def used(self) -> Iterator[Transaction]:
+    def used(self) -> Iterator[FunctionTransaction]:
         """Commit the session when the block ends without an error."""
         try:
             yield self
@@ -89,8 +90,8 @@ class Transaction:
                 self.session.close()
 
 
-class AsyncTransaction:
-    """The session and the connection that a coroutine may use; see `Transaction`."""
+class AsyncFunctionTransaction:
+    """The session and the connection that a coroutine may use; see `FunctionTransaction`."""
 
     def __init__(
         self, outer: AsyncConnection, connection: psycopg.AsyncConnection[Any], later: list[Row] | None = None
@@ -108,7 +109,7 @@ class AsyncTransaction:
         return session
 
     @asynccontextmanager
-    async def used(self) -> AsyncIterator[AsyncTransaction]:
+    async def used(self) -> AsyncIterator[AsyncFunctionTransaction]:
         """Commit the session when the block ends without an error."""
         try:
             yield self
@@ -120,10 +121,10 @@ class AsyncTransaction:
                 await asyncio.shield(self.session.close())
 
 
-class Lendable:
+class FunctionConnection:
     """A connection to lend to one thread at a time, with an engine on top for functions that use a session."""
 
-    def __init__(self, driver: LentConnection) -> None:
+    def __init__(self, driver: LazyConnection) -> None:
         self.driver = driver
         # Errors and logs must not show what a handler writes.
         self._engine = create_engine(
@@ -250,3 +251,98 @@ class Lendable:
         """Return the text that begins a transaction with its limits."""
         name, values = limiting(limit, local=True)
         return b"BEGIN; " + psycopg.ClientCursor(self.driver).mogrify(statement(name), values).encode()
+
+
+class AsyncFunctionConnection:
+    """A connection to lend to one coroutine at a time, with an engine on top."""
+
+    def __init__(self, driver: LazyAsyncConnection) -> None:
+        self.driver = driver
+
+        async def connected() -> LazyAsyncConnection:
+            return driver
+
+        # Errors and logs must not show what a handler writes.
+        self.engine = create_async_engine(
+            DIALECT, async_creator=connected, poolclass=StaticPool, hide_parameters=True
+        )
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection is open and has no input, as `FunctionConnection.usable` says."""
+        return not self.driver.closed and not has_input(self.driver.pgconn.socket)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open without an open transaction."""
+        return self.driver.pgconn.transaction_status == TransactionStatus.IDLE
+
+    def finish(self) -> None:
+        """Close the connection at once, in any thread."""
+        self.driver.pgconn.finish()
+
+
+class FunctionConnections:
+    """The connections of one kind of functions. The borrowers limit how many are lent at once.
+
+    Functions in threads and functions on the loop share the process's ``budget``. ``options`` are psycopg's.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any], budget: Budget) -> None:
+        self._url, self._connection, self._budget = url, options, budget
+        self._plain, self._async = budget.owner(url, lent=True), budget.owner(url, lent=True)
+
+    def borrow(self) -> FunctionConnection:
+        """Take a live connection. `give_back` it later. Raises ConnectionsBusy and psycopg's errors."""
+        kept = self._budget.take_in_thread(self._plain)
+        if kept is not None:
+            assert isinstance(kept, FunctionConnection)
+            return kept
+        try:
+            return FunctionConnection(LazyConnection.connect(self._url, **self._connection))
+        except BaseException as error:
+            self._budget.give(self._plain, None)
+            if isinstance(error, DBAPIError):
+                raise error.orig or error from None
+            raise
+
+    def give_back(self, borrowed: FunctionConnection) -> None:
+        """Roll back a transaction that is still open, and keep the connection for the next borrower."""
+        borrowed.end()
+        if not borrowed.idle:
+            borrowed.finish()
+        self._budget.give(self._plain, borrowed if borrowed.idle else None)
+
+    @contextmanager
+    def lending(self) -> Iterator[FunctionConnection]:
+        """Lend a connection for the block."""
+        borrowed = self.borrow()
+        try:
+            yield borrowed
+        finally:
+            self.give_back(borrowed)
+
+    @asynccontextmanager
+    async def lending_async(self) -> AsyncIterator[AsyncFunctionConnection]:
+        """Lend a connection to a coroutine. Raises ConnectionsBusy and psycopg's errors."""
+        kept = await self._budget.take(self._async)
+        try:
+            if kept is None:
+                kept = AsyncFunctionConnection(await LazyAsyncConnection.connect(self._url, **self._connection))
+            assert isinstance(kept, AsyncFunctionConnection)
+            yield kept
+        finally:
+            ready = isinstance(kept, AsyncFunctionConnection) and kept.idle
+            if kept is not None and not ready:
+                kept.finish()
+            self._budget.give(self._async, kept if ready else None)
+
+    @property
+    def idle(self) -> int:
+        """How many connections wait for a borrower."""
+        return len(self._plain.idle) + len(self._async.idle)
+
+    def close(self) -> None:
+        """Close the connections that are not lent now, and the others when they are given back."""
+        self._budget.close(self._plain)
+        self._budget.close(self._async)

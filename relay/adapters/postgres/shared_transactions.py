@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from relay.adapters.postgres.enqueue import Row
-from relay.adapters.postgres.lazy import LazyAsyncConnection, LentConnection
-from relay.adapters.postgres.lending import AsyncTransaction, Transaction
+from relay.adapters.postgres.function_connections import AsyncFunctionTransaction, FunctionTransaction
+from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection, LazyConnection
 from relay.adapters.postgres.on_psycopg import drop_waiting, write_waiting
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import insert_sqlalchemy, insert_sqlalchemy_async
@@ -46,11 +46,11 @@ class _Shared:
         self._rows: list[Row] = []
         self._open = False
 
-    def _arm(self, driver: LentConnection | LazyAsyncConnection) -> None:
+    def _arm(self, driver: LazyConnection | LazyAsyncConnection) -> None:
         """Begin a step when something is sent in it. The same round trip releases the savepoint before it."""
         driver.before = _KEEP + b"; " + _BEGIN if self._open else _BEGIN
 
-    def _disarm(self, driver: LentConnection | LazyAsyncConnection) -> bool:
+    def _disarm(self, driver: LazyConnection | LazyAsyncConnection) -> bool:
         """End the step; returns whether anything was sent in it."""
         used, driver.before = driver.before is None, None
         self._open = self._open or used
@@ -68,18 +68,18 @@ class _Shared:
 class SharedTransaction(_Shared):
     """A shared transaction for plain functions, in a thread. ``pid``: the server process of its connection."""
 
-    def __init__(self, outer: Connection, driver: LentConnection, cursor: psycopg.Cursor[Any], pid: int) -> None:
+    def __init__(self, outer: Connection, driver: LazyConnection, cursor: psycopg.Cursor[Any], pid: int) -> None:
         super().__init__()
         self._outer, self._driver, self._cursor = outer, driver, cursor
         self.pid = pid
 
     @contextmanager
-    def step(self) -> Iterator[Transaction]:
+    def step(self) -> Iterator[FunctionTransaction]:
         """Run the block in a savepoint: an error undoes what it wrote. Raises TransactionBroken."""
         self._arm(self._driver)
         rows: list[Row] = []
         try:
-            with Transaction(lambda: self._outer, self._driver, rows).used() as transaction:
+            with FunctionTransaction(lambda: self._outer, self._driver, rows).used() as transaction:
                 yield transaction
         except BaseException as error:
             self._note(error)
@@ -115,12 +115,12 @@ class AsyncSharedTransaction(_Shared):
         self._outer, self._driver, self._cursor = outer, driver, cursor
 
     @asynccontextmanager
-    async def step(self) -> AsyncIterator[AsyncTransaction]:
+    async def step(self) -> AsyncIterator[AsyncFunctionTransaction]:
         """Run the block in a savepoint: an error undoes what it wrote. Raises TransactionBroken."""
         self._arm(self._driver)
         rows: list[Row] = []
         try:
-            async with AsyncTransaction(self._outer, self._driver, rows).used() as transaction:
+            async with AsyncFunctionTransaction(self._outer, self._driver, rows).used() as transaction:
                 yield transaction
             await write_waiting(self._driver)
         except BaseException as error:

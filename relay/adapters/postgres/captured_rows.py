@@ -12,33 +12,35 @@ from sqlalchemy.orm import Session, scoped_session
 from relay.adapters.postgres.enqueue import Row
 from relay.domain.errors import UnsupportedTarget
 
-Taker: TypeAlias = Callable[[Sequence[Row]], None]
+Capture: TypeAlias = Callable[[Sequence[Row]], None]
 
-_taker: Taker | None = None
+_capture: Capture | None = None
 
 
 @contextmanager
-def taking(take: Taker) -> Iterator[None]:
+def capturing(take: Capture) -> Iterator[None]:
     """Give the rows of sessions that commit in this block to ``take``.
 
     Connections are refused, because this code cannot see whether they commit.
     """
-    global _taker  # noqa: PLW0603 - for all threads: an application may commit in any of them
-    before, _taker = _taker, take
+    global _capture  # noqa: PLW0603 - for all threads: an application may commit in any of them
+    before, _capture = _capture, take
     try:
         yield
     finally:
-        _taker = before
+        _capture = before
 
 
-def taker() -> Taker | None:
+def capture() -> Capture | None:
     """Return what takes the rows of sessions now; None outside of tests."""
-    return _taker
+    return _capture
 
 
 def check(kind: type) -> None:
     """Raise UnsupportedTarget if rows are taken, and cannot be taken from a target of this kind."""
-    if _taker is not None and not issubclass(kind, Session | scoped_session | AsyncSession | async_scoped_session):
+    if _capture is not None and not issubclass(
+        kind, Session | scoped_session | AsyncSession | async_scoped_session
+    ):
         raise UnsupportedTarget(
             f"{kind.__module__.partition('.')[0]}'s {kind.__name__} cannot be used with an outbox in memory",
             field="target",

@@ -55,7 +55,7 @@ class Lazy:
         return command
 
 
-class LentConnection(Lazy, psycopg.Connection[Any]):
+class LazyConnection(Lazy, psycopg.Connection[Any]):
     """A connection for plain functions. While it is ``lent`` they may write, but neither commit nor roll back.
 
     ``forgotten``: the driver has deallocated every prepared statement, including ours.
@@ -139,7 +139,7 @@ class _LazySavepoints:
 
 
 class LazyDialect(_LazySavepoints, PGDialect_psycopg):
-    """Psycopg's dialect over a `LentConnection` or a `LazyAsyncConnection`."""
+    """Psycopg's dialect over a `LazyConnection` or a `LazyAsyncConnection`."""
 
     supports_statement_cache = True
 

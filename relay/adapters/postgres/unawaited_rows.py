@@ -19,7 +19,7 @@ Insert: TypeAlias = Callable[[Sequence[Row]], Awaitable[None]]
 _ABORTED: Final = "25P02"
 
 
-class Promised:
+class UnawaitedRows:
     """Rows to be written; await them. Nothing is lost if that is forgotten."""
 
     def __init__(self, queue: Queue, rows: Sequence[Row]) -> None:
@@ -41,17 +41,17 @@ class Queue:
 
     def __init__(self, insert: Insert, guard: Callable[[Queue], None], free: Callable[[], None]) -> None:
         self._insert, self._guard, self._free = insert, guard, free
-        self._waiting: list[Promised] = []
+        self._waiting: list[UnawaitedRows] = []
 
-    def promise(self, rows: Sequence[Row]) -> Promised:
+    def promise(self, rows: Sequence[Row]) -> UnawaitedRows:
         """Keep rows until they are awaited, or until `flush`."""
-        promised = Promised(self, rows)
+        promised = UnawaitedRows(self, rows)
         if not self._waiting:
             self._guard(self)
         self._waiting.append(promised)
         return promised
 
-    async def settle(self, promised: Promised) -> None:
+    async def settle(self, promised: UnawaitedRows) -> None:
         """Write rows, and those before them. Raises what the insert raises."""
         while promised in self._waiting:
             await self._write(self._waiting.pop(0))
@@ -92,7 +92,7 @@ class Queue:
             self._waiting.clear()
             self._free()
 
-    async def _write(self, promised: Promised) -> None:
+    async def _write(self, promised: UnawaitedRows) -> None:
         """Write rows on the unguarded connection, so that it does not call `flush`."""
         self._free()
         promised.begun = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -24,16 +25,25 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]]
 #: A statement in ``sql/`` and its parameters.
 Question: TypeAlias = tuple[str, Mapping[str, Any]]
 
-#: The shortest time between two attempts to connect, in seconds.
-_RECONNECT_INTERVAL_S: Final = 1.0
-#: How long a borrower waits for a question, in seconds. To connect costs more than most questions take.
-_LEND_WAIT_S: Final = 0.1
-#: The server ends a question after this time. Shortly later the caller gives up, which the server would not
-#: notice.
-_LIMIT: Final = "SET statement_timeout = '4s'"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollTimes:
+    """Times in seconds.
+
+    ``reconnect``: the shortest time between two attempts to connect. ``lend``: how long a borrower waits for a
+    question, because to connect costs more than most questions take. ``answer``: the server ends a question after
+    it; 0 means never. Shortly later the caller gives up, which the server would not notice.
+    """
+
+    reconnect: float = 1.0
+    lend: float = 0.1
+    answer: float = 4.0
 
 
-class Watch:
+_TIMES: Final = PollTimes()
+
+
+class PollConnection:
     """A connection for the same short questions, asked all day. Meanwhile it receives notifications.
 
     Connects on the first question and after every loss. Asks one question at a time.
@@ -42,8 +52,10 @@ class Watch:
     notifications may be missing then, so ask again. It is called in the event loop.
     """
 
-    def __init__(self, url: str, channel: str, hear: Callable[[str | None], None]) -> None:
-        self._url, self._channel, self._hear = url, channel, hear
+    def __init__(
+        self, url: str, channel: str, hear: Callable[[str | None], None], times: PollTimes = _TIMES
+    ) -> None:
+        self._url, self._channel, self._hear, self._times = url, channel, hear, times
         self._lock = asyncio.Lock()
         self._conn: Connection | None = None
         self._socket = -1
@@ -77,7 +89,7 @@ class Watch:
     async def lend(self) -> AsyncIterator[Connection | None]:
         """Lend the connection for other short statements; None if there is none, or if a question takes long."""
         try:
-            async with asyncio.timeout(_LEND_WAIT_S):
+            async with asyncio.timeout(self._times.lend):
                 await self._lock.acquire()
         except TimeoutError:
             yield None
@@ -118,7 +130,7 @@ class Watch:
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._not_before - loop.time())
-        self._not_before = loop.time() + _RECONNECT_INTERVAL_S
+        self._not_before = loop.time() + self._times.reconnect
         try:
             self._conn = conn = await self._dial()
         except psycopg.Error:
@@ -133,7 +145,7 @@ class Watch:
         conn = await psycopg.AsyncConnection.connect(self._url, **options)
         try:
             conn.add_notify_handler(lambda news: self._hear(news.payload))
-            await conn.execute(_LIMIT)
+            await conn.execute(f"SET statement_timeout = {round(1000 * self._times.answer)}")
             await conn.execute(f"LISTEN {self._channel}")
         except BaseException:
             conn.pgconn.finish()
@@ -152,7 +164,7 @@ class Watch:
         """Call ``hear`` soon. It leads to a question, and so to a new connection."""
         if self._again is not None:
             self._again.cancel()
-        self._again = asyncio.get_running_loop().call_later(_RECONNECT_INTERVAL_S, self._hear, None)
+        self._again = asyncio.get_running_loop().call_later(self._times.reconnect, self._hear, None)
 
     # --- questions ---
 
