@@ -34,8 +34,6 @@ _CONNECTION: Final[dict[str, Any]] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
-    # The session of a connection that broke unnoticed must not hold the locks of its keys for ever.
-    "options": "-c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000",
     "application_name": "chaos-producer",
 }
 _COUNT: Final = """
@@ -52,12 +50,17 @@ SELECT *, %s FROM unnest(%s::uuid[], %s::text[], %s::bigint[])
 class Producer:
     """Transactions one after the other, from one thread. `watch` may be called from another.
 
-    ``patience``: a transaction that takes longer hangs on a broken connection, in seconds. ``book`` writes the
-    business rows, as the last thing before the commit.
+    ``patience``: a transaction that takes longer hangs on a broken connection, in seconds. ``lock_wait``: how long
+    it may wait for a key, in seconds. ``book`` writes the business rows, as the last thing before the commit.
     """
 
-    def __init__(self, url: str, *, patience: float = 20.0, book: Book | None = None) -> None:
+    def __init__(
+        self, url: str, *, patience: float = 20.0, lock_wait: float = 15.0, book: Book | None = None
+    ) -> None:
         self._url = url
+        # The session of a connection that broke unnoticed must not hold the locks of its keys for ever.
+        lock_timeout = f"-c lock_timeout={lock_wait * 1_000:.0f}"
+        self._options = f"-c idle_in_transaction_session_timeout=10000 {lock_timeout}"
         self._patience, self._book = patience, book or write_business
         self._outbox = Outbox("shop", undeclared=True)
         self._connection: Connection | None = None
@@ -188,7 +191,7 @@ class Producer:
     def _connect(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self.close()
-            connection = psycopg.connect(self._url, **_CONNECTION)
+            connection = psycopg.connect(self._url, options=self._options, **_CONNECTION)
             with self._lock:
                 self._connection = connection
         assert self._connection is not None

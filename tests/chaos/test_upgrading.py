@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from chaos import collect, deployment, producer, raw_rows, tables
+from chaos import collect, deployment, raw_rows, tables
 from chaos.evidence import read
 from chaos.faults import FAULTS, UPGRADE
 from chaos.history import History, Outcome, Produced, Source
@@ -76,13 +76,12 @@ def test_a_fleet_works_through_the_upgrade_and_on_the_schema_of_the_next_release
 
 
 def test_a_producer_whose_key_another_holds_for_too_long_goes_on_with_the_next(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer,
 ) -> None:
-    monkeypatch.setitem(producer._CONNECTION, "options", "-c lock_timeout=200")
     url = postgres.create_database("shop_in_conflict")
     upgrade(url)
     tables._execute(url, tables._SHOP)
-    writer = Producer(url)
+    writer = Producer(url, lock_wait=0.2)
     first, second = ([Produced(str(uuid4()), Source.HTTP, "k", Plan.ACCEPT)] for _ in range(2))
     try:
         with psycopg.connect(url) as other:
