@@ -40,7 +40,7 @@ Kept = TypeVar("Kept", UUID, UUID | None)
 _TEXTS: Final = UUID("b1f3a8d4-6f0e-5c52-9a57-2f0c5b7f9e61")
 _PLACES: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
-#: Replaces bytes that are not text. Two ids with it look the same and may be different.
+#: What stands for bytes that are not text. Different ids with it may look the same.
 _NO_TEXT: Final = "\ufffd"
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,8}")
 

@@ -38,9 +38,9 @@ _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
 _ALL_ZERO: Final = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
 _SEPARATORS: Final = bytes.maketrans(b"{}[],:", b"      ")
-#: An integer outside 64 bits has at least this many digits. So reading every sixth character finds three digits
-#: in a row.
+#: An integer outside 64 bits has at least so many digits.
 _LONG: Final = b"0" * 19
+#: Of so many characters one is looked at. Among 19 digits in a row these are at least three.
 _EVERY: Final = 6
 
 

@@ -52,9 +52,9 @@ _numbers = itertools.count(1)
 
 
 @asynccontextmanager
-async def open_backlog_reader(url: str) -> AsyncIterator[PostgresBacklogReader]:
+async def open_backlog_reader(url: str, **options: Any) -> AsyncIterator[PostgresBacklogReader]:
     async with connected(url, "backlog") as source:
-        yield PostgresBacklogReader(source)
+        yield PostgresBacklogReader(source, **options)
 
 
 def event(aggregate: str = "v1", **values: Any) -> Event:

@@ -49,8 +49,8 @@ def put(conn: Connection, table: str, hours: dict[str, float] | None = None, **v
     conn.execute(text.encode(), row)
 
 
-async def backlogs(url: str) -> Backlogs:
-    async with open_backlog_reader(url) as reader:
+async def backlogs(url: str, **options: Any) -> Backlogs:
+    async with open_backlog_reader(url, **options) as reader:
         return await reader.backlogs()
 
 
@@ -64,7 +64,7 @@ async def test_what_waits_in_the_inbox_is_told_by_subscription(conn: Connection,
     put(conn, "inbox_messages", {"received_at": 2}, subscription="b")
     put(conn, "inbox_messages", {"received_at": 9, "processed_at": 8}, subscription="a")
     put(conn, "inbox_messages", {"received_at": 9, "dead_lettered_at": 8}, subscription="b")
-    found = {it.subscription: it for it in (await backlogs(database_url)).inbox}
+    found = {it.subscription: it for it in (await backlogs(database_url, counted=10)).inbox}
     assert (found["a"].count, found["a"].oldest_age_seconds, found["a"].failed_attempts) == (2, age(3), 1)
     assert (found["b"].count, found["b"].oldest_age_seconds, found["b"].failed_attempts) == (1, age(2), 0)
 
@@ -111,14 +111,13 @@ async def test_what_waits_for_an_operator_is_told_by_subscription(conn: Connecti
 
 
 async def test_what_is_more_than_is_counted_is_estimated_for_each_subscription(
-    conn: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, database_url: str
 ) -> None:
-    monkeypatch.setattr("relay.adapters.postgres.backlogs.MAX_COUNTED_ROWS", 10)
     for subscription, count in (("busy", 50), ("quiet", 9), (None, 2)):
         for age_s in range(1, count + 1):
             put(conn, "inbox_messages", {"received_at": age_s}, subscription=subscription, subject="s")
     conn.execute("ANALYZE inbox_messages")
-    found = {it.subscription: it.count for it in (await backlogs(database_url)).inbox}
+    found = {it.subscription: it.count for it in (await backlogs(database_url, counted=10)).inbox}
     assert found.pop("busy") == pytest.approx(50, abs=5)
     assert found == {"quiet": 9, None: 2}
 

@@ -31,18 +31,19 @@ Table = TypeVar("Table", OutboxBacklog, InboxBacklog)
 
 
 class PostgresBacklogReader:
-    """The read model of one context. It takes no locks.
+    """The read model of one context. It takes no locks. ``counted``: up to so many rows are counted.
 
     Each call reads one snapshot. All raise DatabaseUnreachable, and SchemaMissing if the database is not migrated.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, counted: int = MAX_COUNTED_ROWS) -> None:
         self._source = source
+        self._counted = counted
 
     async def outbox_backlog(self) -> OutboxBacklog:
         """QRY-050: what is not published."""
         async with self._source() as conn:
-            return await _table(conn, "outbox", OutboxBacklog)
+            return await self._table(conn, "outbox", OutboxBacklog)
 
     async def still_waiting(self, ids: Sequence[str]) -> int:
         """How many of these events are to be published. Dead events do not count."""
@@ -54,7 +55,7 @@ class PostgresBacklogReader:
     async def inbox_backlog(self) -> InboxBacklog:
         """QRY-051: what is not processed."""
         async with self._source() as conn:
-            return await _table(conn, "inbox", InboxBacklog)
+            return await self._table(conn, "inbox", InboxBacklog)
 
     async def brake(self) -> Brake:
         """Return what a full outbox does to its producers now."""
@@ -71,14 +72,14 @@ class PostgresBacklogReader:
         return [it for it in found if it.shown]
 
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
-        """Return what is due, counted up to `MAX_COUNTED_ROWS`. ``dead_head_blocks``: as the publisher's."""
+        """Return what is due, counted up to ``counted``. ``dead_head_blocks``: as the publisher's."""
         async with self._source() as conn:
-            inbox = await query(conn, "inbox/lag", subscriptions=list(subscriptions), **_limit())
+            inbox = await query(conn, "inbox/lag", subscriptions=list(subscriptions), limit=self._counted)
             return TablesLag(
                 outbox=DueCount(
-                    *(await query(conn, "outbox/lag", dead_head_blocks=dead_head_blocks, **_limit()))[0]
+                    *(await query(conn, "outbox/lag", dead_head_blocks=dead_head_blocks, limit=self._counted))[0]
                 ),
-                tasks=DueCount(*(await query(conn, "tasks/lag", **_limit()))[0]),
+                tasks=DueCount(*(await query(conn, "tasks/lag", limit=self._counted))[0]),
                 inbox={name: DueCount(count, age) for name, count, age in inbox},
             )
 
@@ -86,45 +87,40 @@ class PostgresBacklogReader:
         """Return the backlogs for the metrics."""
         async with self._source() as conn:
             return Backlogs(
-                outbox=await _table(conn, "outbox", OutboxBacklog),
+                outbox=await self._table(conn, "outbox", OutboxBacklog),
                 held=await _one(conn, "outbox/held", OutboxSize),
-                overdue=await _one(conn, "outbox/overdue", Overdue, _limit()),
-                inbox=[await _estimated(conn, it) for it in await _subscriptions(conn)],
-                tasks=await _one(conn, "tasks/backlog", TaskBacklog, _limit()),
+                overdue=await _one(conn, "outbox/overdue", Overdue, {"limit": self._counted}),
+                inbox=await self._subscriptions(conn),
+                tasks=await _one(conn, "tasks/backlog", TaskBacklog, {"limit": self._counted}),
                 incidents=await _all(conn, "incidents/open", Waiting),
                 parked=await _all(conn, "inbox/parked_backlog", Waiting),
                 brake=await _one(conn, "schedule/brake", Brake),
             )
 
+    async def _table(self, conn: Connection, table: str, result: type[Table]) -> Table:
+        """Count what is not done in a table. A number beyond the limit is an estimate."""
+        found = await _one(conn, f"{table}/backlog", result, {"limit": self._counted})
+        if found.count < self._counted:
+            return found
+        count = await self._estimate(conn, f"{table}/estimate", {})
+        return replace(found, count=count, waiting=max(0, count - found.dead), estimated=True)
 
-def _limit() -> dict[str, int]:
-    return {"limit": MAX_COUNTED_ROWS}
+    async def _subscriptions(self, conn: Connection) -> Sequence[SubscriptionBacklog]:
+        """Count what is not done for each subscription. A number beyond the limit is an estimate."""
+        found = await _all(conn, "inbox/backlogs", SubscriptionBacklog, {"limit": self._counted})
+        return [
+            it
+            if it.count < self._counted
+            else replace(
+                it, count=await self._estimate(conn, "inbox/estimate_of", {"subscription": it.subscription})
+            )
+            for it in found
+        ]
 
-
-async def _table(conn: Connection, table: str, result: type[Table]) -> Table:
-    """Count what is not done in a table. A number beyond the limit is an estimate."""
-    found = await _one(conn, f"{table}/backlog", result, _limit())
-    if found.count < MAX_COUNTED_ROWS:
-        return found
-    count = await _estimate(conn, f"{table}/estimate", {})
-    return replace(found, count=count, waiting=max(0, count - found.dead), estimated=True)
-
-
-async def _subscriptions(conn: Connection) -> Sequence[SubscriptionBacklog]:
-    return await _all(conn, "inbox/backlogs", SubscriptionBacklog, _limit())
-
-
-async def _estimated(conn: Connection, found: SubscriptionBacklog) -> SubscriptionBacklog:
-    """Estimate the numbers that go beyond the limit."""
-    if found.count < MAX_COUNTED_ROWS:
-        return found
-    return replace(found, count=await _estimate(conn, "inbox/estimate_of", {"subscription": found.subscription}))
-
-
-async def _estimate(conn: Connection, name: str, parameters: Mapping[str, Any]) -> int:
-    """Return how many rows the planner expects, and at least as many as were counted."""
-    [[[plan]]] = await query(conn, name, **parameters)
-    return max(MAX_COUNTED_ROWS, int(plan["Plan"]["Plan Rows"]))
+    async def _estimate(self, conn: Connection, name: str, parameters: Mapping[str, Any]) -> int:
+        """Return how many rows the planner expects, and at least as many as were counted."""
+        [[[plan]]] = await query(conn, name, **parameters)
+        return max(self._counted, int(plan["Plan"]["Plan Rows"]))
 
 
 async def _all(
