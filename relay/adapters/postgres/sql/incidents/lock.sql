@@ -1,6 +1,6 @@
 -- Lock incidents, so that one operator at a time decides on each. Also reads whether their messages can be
 -- requeued: the inbox row must be dead because of this incident.
-SELECT d.id, d.status, d.event_type IS NOT NULL AS readable,
+SELECT d.id, relay_incident_state(d), d.event_type IS NOT NULL AS readable,
        EXISTS (
            SELECT 1
            FROM inbox_messages AS i
