@@ -1,9 +1,7 @@
-"""docs/reference/cli.md, from the commands themselves."""
+"""docs/reference/cli.md: what holds for every command, and a line for each, from the commands themselves."""
 
 from __future__ import annotations
 
-import enum
-import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +12,58 @@ from relay.cli import create_app
 HEAD = """\
 # The command `relay`
 
-Written from the commands: `relay COMMAND --help` says the same of the release that you have installed. Every
-command reads `relay.toml` and the environment. An error ends it with status 1 and one line on standard error:
-`error CODE: message (what to do)`. The [codes](errors.md) are stable.
+`relay COMMAND --help` has all options. This page has what holds for every command, and a line for each.
+
+## Where it looks
+
+Every command reads `relay.toml` (`RELAY_CONFIG` names another file) and the environment. `relay config` shows each
+value that holds, and its source. Without `--context` a list shows all contexts.
+
+## How it ends
+
+| Status | Means |
+|---|---|
+| 0 | done; a list that is empty too |
+| 1 | an error, or something is wrong, refused or could not be read |
+| 2 | the command line itself is wrong |
+| 130 | Ctrl-C |
+
+An error is one line on standard error: `error CODE: message (what to do)`. The [codes](errors.md) are stable.
+Results go to standard output.
+
+## In scripts
+
+- **`--json`** prints one JSON document: a list for rows, an object otherwise. Names of fields and codes are
+  stable, and new fields may come. If a database does not answer, a list has an entry `{"context": …, "error":
+  {…}}` for it, and the status is 1. An error of the command stays a line on standard error.
+- **Commands named `list`, `show`, `status`, `diff`, `backlog`, `health`, `doctor`, `explain`, `config` change
+  nothing.**
+- An action on many rows first counts them and asks; `--yes` does not ask. If a filter finds more than
+  `--limit`, nothing is done. `--note` and `--actor` go into the audit log. Replays and the archive have
+  `--dry-run`, which counts.
+- In a terminal, lists are tables or records, whichever fits. In a pipe or file they are one row a line.
+  `--columns` chooses columns, `--wide` shows all. Progress goes to standard error, and only to a terminal.
+  `NO_COLOR` is honoured.
+- `--since` and `--until` take a duration ago (`3h`, `7d`) or a time; without a zone it is UTC.
+
+## Recipes
+
+```sh
+relay doctor                                               # what is wrong, and what to change
+relay backlog --json | jq                                  # what waits, for a script
+relay explain 019c0b7e-52c3-7a41-9d1c-5a0e3f1f2b77         # what became of a message, from any id of it
+relay dlq list --reason timeout --since 2h                 # what died, and why
+relay dlq requeue --reason timeout --since 2h              # once the cause is mended; asks first
+relay inbox list --status dead                             # what the inbox holds and no handler gets
+relay outbox list --status dead                            # what could not be published
+relay tasks list --status failed
+relay config | sort                                        # which settings hold, and from where
+```
+
+More of them: [dead letters](../how-to/dead-letters.md), [archive](../how-to/archive.md),
+[scheduling](../how-to/scheduling.md), [runbook](../how-to/runbook.md).
+
+## All commands
 """
 #: In a checkout only.
 ONLY_IN_A_CHECKOUT = "chaos"
@@ -25,83 +72,36 @@ ONLY_IN_A_CHECKOUT = "chaos"
 def page() -> str:
     """The whole page."""
     root = typer.main.get_command(create_app())
-    return "\n".join([HEAD, *_sections(root, "relay")]).rstrip() + "\n"
+    rows = "\n".join(f"| `{usage}` | {meaning} |" for usage, meaning in _rows(root, "relay"))
+    return f"{HEAD}\n| Command | Does |\n|---|---|\n{rows}\n"
 
 
-def _sections(group: Any, path: str) -> Iterator[str]:
+def _rows(group: Any, path: str) -> Iterator[tuple[str, str]]:
     for name, command in group.commands.items():
+        place = f"{path} {name}"
         if command.hidden:
             continue
-        place = f"{path} {name}"
-        yield f"{'#' * (place.count(' ') + 1)} `{place}`\n"
-        yield _text(command.help) + "\n"
-        if name == ONLY_IN_A_CHECKOUT:
-            yield "It is in a checkout only, and in no package.\n"
+        if not hasattr(command, "commands") or command.invoke_without_command:
+            yield _usage(command, place), _first_sentence(command.help) + _where(name)
         if hasattr(command, "commands"):
-            yield from _sections(command, place)
-            continue
-        yield f"```console\n{_usage(command, place)}\n```\n"
-        rows = [_row(it) for it in command.params if not getattr(it, "hidden", False) and it.name != "help"]
-        if rows:
-            yield "\n".join(["| Argument or option | Meaning |", "|---|---|", *rows]) + "\n"
+            yield from _rows(command, place)
 
 
 def _usage(command: Any, place: str) -> str:
-    words = [place]
+    """How it is called, with its arguments and without its options."""
     arguments = [it for it in command.params if not it.opts[0].startswith("-")]
-    for it in arguments:
-        word = it.name.strip("_").upper() + ("…" if it.nargs == -1 else "")
-        words.append(word if it.required else f"[{word}]")
-    if len(arguments) < len(command.params):
-        words.append("[OPTIONS]")
-    return " ".join(words)
+    words = [it.name.strip("_").upper() + ("…" if it.nargs == -1 else "") for it in arguments]
+    return " ".join(
+        [place, *(word if it.required else f"[{word}]" for it, word in zip(arguments, words, strict=True))]
+    )
 
 
-def _row(it: Any) -> str:
-    is_option = it.opts[0].startswith("-")
-    names = [*it.opts, *getattr(it, "secondary_opts", [])] if is_option else [it.name.strip("_").upper()]
-    kind = _kind(it)
-    value = "" if not is_option or getattr(it, "is_flag", False) else f" {kind}"
-    told = [_text(it.help)]
-    if choices := _choices(it):
-        told.append("One of " + ", ".join(f"`{choice}`" for choice in choices) + ".")
-    if it.required and is_option:
-        told.append("Required.")
-    if getattr(it, "multiple", False):
-        told.append("May be repeated.")
-    if (default := _default(it)) is not None:
-        told.append(f"Default: `{default}`.")
-    names_told = ", ".join(f"`{name}{value}`" for name in names)
-    return f"| {names_told} | {' '.join(part for part in told if part)} |".replace("\n", " ")
+def _where(name: str) -> str:
+    return " In a checkout only." if name == ONLY_IN_A_CHECKOUT else ""
 
 
-def _annotation(it: Any) -> Any:
-    found = it.type_descriptor.annotation
-    inner = typing.get_args(found)
-    return inner[0] if typing.get_origin(found) is list and inner else found
-
-
-def _choices(it: Any) -> list[str]:
-    found = _annotation(it)
-    return [str(one.value) for one in found] if isinstance(found, type) and issubclass(found, enum.Enum) else []
-
-
-def _kind(it: Any) -> str:
-    if it.metavar:
-        return str(it.metavar)
-    known = {int: "NUMBER", float: "NUMBER"}
-    return known.get(_annotation(it), it.name.strip("_").upper())
-
-
-def _default(it: Any) -> str | None:
-    value = it.default
-    if callable(value) or value in (None, False, [], (), "") or not it.show_default:
-        return None
-    if value is True:
-        return it.opts[0] if getattr(it, "secondary_opts", None) else None
-    return str(value.value if isinstance(value, enum.Enum) else value)
-
-
-def _text(help_text: str | None) -> str:
+def _first_sentence(help_text: str | None) -> str:
     text = " ".join((help_text or "").replace("``", "`").split())
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    end = text.find(". ")
+    sentence = text if end < 0 else text[: end + 1]
+    return sentence.replace("|", "\\|").replace("<", "&lt;")

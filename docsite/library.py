@@ -22,9 +22,10 @@ MODULES: Final = {
 HEAD = """\
 # The Python library
 
-Written from the docstrings. A name that is not on this page is internal, and may change in any release. Errors
-that have a code are on [a page of their own](errors.md). What `relay.testing` has is in
-[Test without servers](../how-to/test-without-servers.md).
+What applications import, with the first sentence of each docstring. `help(relay.Outbox)`, or your editor, shows
+the rest: what each argument means, and what is raised. A name that is not on this page is internal, and may
+change in any release. Errors that have a code are on [a page of their own](errors.md). What `relay.testing` has
+is in [Test without servers](../how-to/test-without-servers.md).
 """
 #: Packages whose objects are no values that a reader could write.
 OURS = {"relay", "tasks", "consumer", "scheduler"}
@@ -52,8 +53,8 @@ def _entry(name: str, value: Any) -> Iterator[str]:
     yield f"### `{name}`\n"
     if signature := _signature(name, value):
         yield f"```python\n{signature}\n```\n"
-    if told := _told(_own_doc(value)):
-        yield told + "\n"
+    if doc := _own_doc(value):
+        yield _sentence(doc) + "\n"
     if inspect.isclass(value):
         yield from _members(value)
 
@@ -64,10 +65,10 @@ def _members(kind: type) -> Iterator[str]:
         if name.startswith("_") or not getattr(plain, "__doc__", None):
             continue
         if isinstance(plain, property):
-            yield f"- **`{name}`**: {_line(plain.__doc__)}"
+            yield f"- **`{name}`**: {_sentence(plain.__doc__)}"
         elif inspect.isfunction(plain):
             said = _signature(name, plain, bound=not isinstance(member, staticmethod))
-            yield f"- **`{_short(said) or name}`**: {_line(plain.__doc__)}"
+            yield f"- **`{_short(said) or name}`**: {_sentence(plain.__doc__)}"
     yield ""
 
 
@@ -148,5 +149,6 @@ def _is_code(part: str) -> bool:
     return part.startswith("    ") or first.startswith(("@", "outbox = ", "schedule(", "with Session("))
 
 
-def _line(doc: str | None) -> str:
-    return " ".join(inspect.cleandoc(doc or "").replace("``", "`").split())
+def _sentence(doc: str | None) -> str:
+    text = " ".join(inspect.cleandoc(doc or "").partition("\n\n")[0].replace("``", "`").split())
+    return re.split(r"(?<=\.)\s(?=[A-Z`])", text, maxsplit=1)[0]

@@ -72,13 +72,13 @@ class Block:
 
 
 def pages() -> list[str]:
-    """All but those that are made from the code, which have signatures and are compared with it."""
+    """All but those that only repeat the code: they have signatures, and are compared with it."""
     found = [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md")),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").rglob("README.md"),
     ]
-    made = {FOLDER / name for name in PAGES} - {FOLDER / "wire.md"}
+    made = {FOLDER / name for name in PAGES} - {FOLDER / "wire.md", FOLDER / "cli.md"}
     kept = (page for page in found if "node_modules" not in page.parts and page not in made)
     return sorted(page.relative_to(ROOT).as_posix() for page in kept)
 
