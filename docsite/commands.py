@@ -57,7 +57,7 @@ relay dlq requeue --reason timeout --since 2h              # once the cause is m
 relay inbox list --status dead                             # what the inbox holds and no handler gets
 relay outbox list --status dead                            # what could not be published
 relay tasks list --status failed
-relay config | sort                                        # which settings hold, and from where
+relay config                                               # which settings hold, and from where
 ```
 
 More of them: [dead letters](../how-to/dead-letters.md), [archive](../how-to/archive.md),
