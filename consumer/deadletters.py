@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -26,16 +26,14 @@ _BATCH_LETTERS: Final = 100
 _MAX_NAMED_INCIDENTS: Final = 20
 
 
+@dataclass(frozen=True, slots=True)
 class RecordDeadLetters:
     """Records dead letters. Repeatable: the id and the occurrence of its message identify a letter."""
 
-    def __init__(
-        self, context: str, consumer: JetStreamConsumer, incidents: IncidentRecords, facts: FactSink
-    ) -> None:
-        self._context = context
-        self._consumer = consumer
-        self._incidents = incidents
-        self._facts = facts
+    context: str
+    consumer: JetStreamConsumer
+    incidents: IncidentRecords
+    facts: FactSink
 
     async def run(self) -> int:
         """Record the letters that wait in the DLQ stream; returns how many incidents were new.
@@ -43,21 +41,21 @@ class RecordDeadLetters:
         A letter is acknowledged after it is recorded. Raises BrokerUnreachable and DatabaseUnreachable.
         """
         new = 0
-        while deliveries := await self._consumer.fetch(_BATCH_LETTERS, _WAIT):
+        while deliveries := await self.consumer.fetch(_BATCH_LETTERS, _WAIT):
             new += await self.accept(deliveries)
-        if rest := await self._consumer.finish():
+        if rest := await self.consumer.finish():
             new += await self.accept(rest)
         return new
 
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
         """Record a batch, state the fact of each new incident, acknowledge."""
-        letters = [read_letter(found.subject, found.body, found.stream, found.stream_seq) for found in deliveries]
-        recorded = await self._incidents.record(letters)
+        letters = [read_letter(it.subject, it.body, it.stream, it.stream_seq) for it in deliveries]
+        recorded = await self.incidents.record(letters)
         reach("after_incident_commit")
         for incident in recorded:
-            self._facts(
+            self.facts(
                 IncidentRecorded(
-                    context=self._context,
+                    context=self.context,
                     incident_id=incident.id,
                     subscription=incident.subscription,
                     message_id=incident.message_id,
@@ -70,10 +68,11 @@ class RecordDeadLetters:
                     trace_id=incident.trace_id,
                 )
             )
-        await self._consumer.ack([found.reply for found in deliveries])
+        await self.consumer.ack([it.reply for it in deliveries])
         return len(recorded)
 
 
+@dataclass(frozen=True, slots=True)
 class SendAlerts:
     """Sends alerts about open incidents to a webhook, at most ``per_minute`` in the whole fleet.
 
@@ -81,24 +80,21 @@ class SendAlerts:
     that come faster share one alert. A crash after the webhook's answer repeats an alert.
     """
 
-    def __init__(
-        self, context: str, incidents: PostgresIncidents, webhook: Webhook, per_minute: int, facts: FactSink
-    ) -> None:
-        self._context = context
-        self._incidents = incidents
-        self._webhook = webhook
-        self._spacing = timedelta(minutes=1) / per_minute
-        self._facts = facts
+    context: str
+    incidents: PostgresIncidents
+    webhook: Webhook
+    per_minute: int
+    facts: FactSink
 
     async def run(self) -> int:
         """Send one alert if one is due; returns how many incidents it covers. Raises DatabaseUnreachable."""
-        async with self._incidents.unalerted(self._spacing) as alerts:
+        async with self.incidents.unalerted(timedelta(minutes=1) / self.per_minute) as alerts:
             if not alerts.incidents:
                 return 0
             try:
-                await self._webhook.send(_alert(self._context, alerts.incidents))
+                await self.webhook.send(_alert(self.context, alerts.incidents))
             except AlertRefused as error:
-                self._facts(AlertFailed(context=self._context, error=error.message))
+                self.facts(AlertFailed(context=self.context, error=error.message))
                 return 0
             await alerts.mark()
             return len(alerts.incidents)

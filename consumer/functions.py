@@ -29,7 +29,7 @@ from relay.execution.calls import MAX_DETAIL_CHARS, Calls, PreparedCall, answer,
 from relay.execution.chunk import Answered, side_by_side
 from relay.ports import HandlerRequest
 
-#: How many calls of one subscription may run at the same time in a process. Calls past their time-out count too.
+#: How many calls of a subscription may run at once in a process. Calls past their time-out count too.
 MAX_CALLS: Final = 16
 
 Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]

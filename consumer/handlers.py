@@ -177,13 +177,13 @@ class HandlerRegistry:
         """Find the handler of this version; if there is none, the newest one to which the upcasters lead."""
         if handler := self.handlers.get((event_type, version)):
             return HandlerRoute(handler, version, ())
-        found, passed = None, []
+        match, passed = None, []
         while upcaster := self.upcasters.get((event_type, version)):
             passed.append(upcaster)
             version += 1
             if handler := self.handlers.get((event_type, version)):
-                found = HandlerRoute(handler, version, tuple(passed))
-        return found
+                match = HandlerRoute(handler, version, tuple(passed))
+        return match
 
     @property
     def commands(self) -> bool:
@@ -253,12 +253,12 @@ def _of(function: Callable[..., Any]) -> HandlerRegistry:
 def _handled(kind: str | type, version: int | None) -> tuple[str, int]:
     if isinstance(kind, str):
         return _key(kind, 1 if version is None else version)
-    found = registration_of(kind)
-    if found is None:
+    registration = registration_of(kind)
+    if registration is None:
         raise InvalidHandler(f"{kind.__name__} is not registered", hint="decorate it with @event or @command")
     if version is not None:
         raise InvalidHandler(f"{kind.__name__} brings its version", field="version", hint="leave it out")
-    return found.command or found.event_type, found.event_version
+    return registration.command or registration.event_type, registration.event_version
 
 
 def _key(kind: str, version: int) -> tuple[str, int]:
@@ -277,6 +277,6 @@ def _check_upcaster(function: Callable[..., Any]) -> None:
 
 def _put(table: dict[tuple[str, int], Any], key: tuple[str, int], value: Any, verb: str) -> None:
     if key in table:
-        taken = inspect.unwrap(getattr(table[key], "function", table[key]))
-        raise InvalidHandler(f"{key[0]} v{key[1]} is {verb} {taken.__module__}.{taken.__qualname__} already")
+        other = inspect.unwrap(getattr(table[key], "function", table[key]))
+        raise InvalidHandler(f"{key[0]} v{key[1]} is {verb} {other.__module__}.{other.__qualname__} already")
     table[key] = value

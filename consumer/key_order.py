@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
@@ -58,13 +58,13 @@ class DeliveryNumbers:
         await self._order.move(*self._names, lambda mark: mark.compared(number, upto))
 
 
+@dataclass(frozen=True, slots=True)
 class NextOfKey:
     """Continues a key after a finished message: enqueues its next message, acknowledges what is parked."""
 
-    def __init__(self, order: OrderedInboxAdapter, consumer: JetStreamConsumer, enqueue: Enqueue) -> None:
-        self._order = order
-        self._consumer = consumer
-        self._enqueue = enqueue
+    order: OrderedInboxAdapter
+    consumer: JetStreamConsumer
+    enqueue: Enqueue
 
     async def after(self, *rows: InboxRow) -> None:
         """Enqueue the next message of each row's key. If this fails, the sweep does it within seconds."""
@@ -72,8 +72,8 @@ class NextOfKey:
         if not keys:
             return
         try:
-            if following := await self._order.next_of_keys(rows[0].subscription, keys):
-                await self._enqueue(following)
+            if following := await self.order.next_of_keys(rows[0].subscription, keys):
+                await self.enqueue(following)
         except Outage:
             return
 
@@ -81,8 +81,8 @@ class NextOfKey:
         """Do the same after a dead letter, and acknowledge the messages that are parked with its key."""
         await self.after(row)
         try:
-            if row.order_key is not None and (replies := await self._order.parked_replies(row)):
-                await self._consumer.ack(replies)
+            if row.order_key is not None and (replies := await self.order.parked_replies(row)):
+                await self.consumer.ack(replies)
         except Outage:
             # The next run of recovery acknowledges them.
             return

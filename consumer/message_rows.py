@@ -284,10 +284,10 @@ class FunctionRows(MessageRows):
 
 def waiting_messages(runtime: WorkerRuntime, context: str, subscription: str, limit: int) -> list[UUID]:
     """Return up to ``limit`` messages of a subscription that wait in this process for a thread, the next first."""
-    found = runtime.ahead(
+    messages = runtime.ahead(
         jobs.HANDLE_QUEUE,
         jobs.share(context, subscription),
         lambda message: message.actor_name == jobs.HANDLE_MESSAGE,
         limit,
     )
-    return [jobs.handled_id(message) for message in found]
+    return [jobs.handled_id(message) for message in messages]

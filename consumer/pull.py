@@ -150,7 +150,7 @@ class PullMessages:
         settled = self._settled(rows, inserted)
         if settled:
             await self.consumer.ack(settled)
-        new = [known.message_id for known in inserted if known.new]
+        new = [row.message_id for row in inserted if row.new]
         if self._limit is not None:
             self._limit.room -= len(new)
         about: dict[str, Any] = {"received": len(deliveries), "duplicates": len(deliveries) - len(new)}
@@ -165,7 +165,7 @@ class PullMessages:
         """Return the reply subjects to acknowledge, now that the rows are committed."""
         if self.config.ack_on_receipt:
             return [row.ack_subject for row in rows]
-        done = {known.message_id for known in inserted if known.done or known.parked}
+        done = {row.message_id for row in inserted if row.done or row.parked}
         if not done:
             return []
         return [row.ack_subject for row in rows if not done.isdisjoint(_ids(row))]
@@ -184,8 +184,8 @@ class PullMessages:
 
         An earlier message of a key may have finished during the insert, so waiting messages are checked again.
         """
-        runnable = [known.message_id for known in inserted if known.new and known.runnable and not known.parked]
-        behind = [known.message_id for known in inserted if known.new and not known.runnable]
+        runnable = [row.message_id for row in inserted if row.new and row.runnable and not row.parked]
+        behind = [row.message_id for row in inserted if row.new and not row.runnable]
         if behind and self.order is not None:
             runnable += await self.order.promote(behind)
         return runnable

@@ -32,7 +32,7 @@ from relay.domain.model import Finished
 from relay.domain.watermark import Watermark
 from relay.ports import ConsumerState, Delivery, InboxRepository, JetStreamConsumer
 
-#: No stream has so many messages, and no column holds a larger number.
+#: PostgreSQL stores no sequence as large as this.
 _NO_LIMIT: Final = 2**63
 
 
@@ -79,7 +79,7 @@ class Recovery:
         what JetStream has ``settled``, only recent messages are read: the inbox need not keep older rows. What was
         stored before ``since`` is not the consumer's.
         """
-        new, wanted, cursor = 0, set(seqs), 0
+        new, missed, cursor = 0, set(seqs), 0
         for seq in seqs:
             if seq < cursor:
                 continue
@@ -88,7 +88,7 @@ class Recovery:
                 break
             cursor = delivery.stream_seq + 1
             if (
-                delivery.stream_seq in wanted
+                delivery.stream_seq in missed
                 and (delivery.stream_seq > settled or self._is_recent(delivery))
                 and (since is None or delivery.stored_at is None or delivery.stored_at >= since)
             ):
@@ -182,7 +182,7 @@ def _has_arrived(state: ConsumerState, mark: Watermark | None) -> bool:
     """Return whether the inbox holds all that is not pending. Without order: yes.
 
     The acknowledgement floor does not show this, because it passes over messages past ``max_deliver``.
-    Without order this is not known, and rescue finds the rest.
+    Without order nobody knows this, and `Recovery.rescue` finds the rest.
     """
     return mark is None or (mark.consumer_seq is not None and mark.consumer_seq >= state.consumer_seq)
 

@@ -1,4 +1,4 @@
-"""How the parts of a subscription are put together on a worker. Each is built once, on the worker's event loop."""
+"""Builds what a subscription needs on a worker: each object once, on the worker's event loop."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def enqueue_later(context: str, subscription: str, delays: dict[UUID, time
 @cache
 def calls_plain_functions(context: str, subscription: str) -> bool:
     """Return whether a subscription's messages need threads."""
-    known = application.settings.contexts.get(context)
-    settings = None if known is None else known.subscriptions.get(subscription)
+    declared = application.settings.contexts.get(context)
+    settings = None if declared is None else declared.subscriptions.get(subscription)
     if settings is None:
         # A message of a subscription that is gone: its actor raises, in a thread.
         return True
@@ -83,7 +83,7 @@ def _handler(context: str, name: str) -> HttpEventHandler | PythonEventHandler:
 
     Raises InvalidHandler and ConfigurationError.
     """
-    parts, settings = application.context(context), application.subscription(context, name)
+    of_context, settings = application.context(context).settings, application.subscription(context, name)
     handler: HttpEventHandler | PythonEventHandler
     if settings.python_module is None:
         handler = HttpEventHandler(
@@ -93,13 +93,13 @@ def _handler(context: str, name: str) -> HttpEventHandler | PythonEventHandler:
             access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
         )
     else:
-        database = parts.settings.pooler or parts.settings.handler_database
+        database = of_context.pooler or of_context.handler_database
         transactions = HandlerTransactions(
             database,
             limit=settings.handler_timeout,
             application_name=f"jetrelay-handler-{context}",
             budget=application.budgets.of(database),
-            pooler=parts.settings.pooler is not None,
+            pooler=of_context.pooler is not None,
         )
         handler = PythonEventHandler(
             load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
@@ -242,20 +242,20 @@ def _batch_size(max_ack_pending: int) -> int:
 @cache
 def record(context: str) -> RecordDeadLetters:
     """What records the dead letters of a context."""
-    parts = application.context(context)
-    letters = application.fetching(parts.settings.dead_letter_spec())
-    return RecordDeadLetters(context, letters, parts.incidents, application.facts)
+    served = application.context(context)
+    consumer = application.fetching(served.settings.dead_letter_spec())
+    return RecordDeadLetters(context, consumer, served.incidents, application.facts)
 
 
 @cache
 def alerts(context: str) -> SendAlerts | None:
     """What sends the alerts of a context; None when nobody wants them."""
-    parts = application.context(context)
-    alerts = parts.settings.alerts
+    served = application.context(context)
+    alerts = served.settings.alerts
     if alerts.webhook is None:
         return None
     channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
-    return SendAlerts(context, parts.incidents, channel, alerts.per_minute, application.facts)
+    return SendAlerts(context, served.incidents, channel, alerts.per_minute, application.facts)
 
 
 @cache

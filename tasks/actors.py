@@ -40,8 +40,7 @@ from tasks.task_rows import TaskKey, TaskRows, in_thread
 
 #: How many seconds a delivery job runs. It ends before its gate expires.
 _SLICE_S: Final = 3.0
-#: How many tasks of a context and a queue run at once in a process without a worker thread. Tasks past their
-#: time limit count too.
+#: How many tasks of a context and a queue run at once on the event loop. Tasks past their time limit count too.
 _MAX_CALLS: Final = 32
 
 InThread: TypeAlias = RunInThread[TaskKey, ClaimedTask, PreparedCall]
@@ -100,7 +99,7 @@ async def sweep_tasks(context: str, token: str) -> None:
             await _deliver(context).sweep()
 
 
-# --- how the parts are put together: each is built once, on the event loop of the worker ---
+# --- what the actors use: each object is built once, on the event loop of the worker ---
 
 
 @cache

@@ -94,8 +94,8 @@ class TaskHandler:
             return None
         if self.key is None:
             return self.type
-        found = self.key(value) if callable(self.key) else _field(value, self.key)
-        return f"{self.type}:{check_key(str(found), 'concurrency_key', limit=_MAX_KEY_BYTES)}"
+        key = self.key(value) if callable(self.key) else _field(value, self.key)
+        return f"{self.type}:{check_key(str(key), 'concurrency_key', limit=_MAX_KEY_BYTES)}"
 
 
 def plain(payload: object) -> object:
@@ -124,8 +124,8 @@ class TaskRegistry:
     def add(self, handler: TaskHandler) -> None:
         """Register a handler. Raises InvalidHandler when its type or its function is already registered."""
         if handler.type in self.handlers:
-            taken = self.handlers[handler.type].function.function
-            raise InvalidHandler(f"{handler.type} is handled by {taken.__module__}.{taken.__qualname__} already")
+            other = self.handlers[handler.type].function.function
+            raise InvalidHandler(f"{handler.type} is handled by {other.__module__}.{other.__qualname__} already")
         function = handler.function.function
         if function in self._types:
             # With two types, a schedule call with the function would be ambiguous.
@@ -146,13 +146,13 @@ class TaskRegistry:
         """Return the handler of a type, or None."""
         return self.handlers.get(task_type)
 
-    def named(self, wanted: str | Callable[..., Any]) -> TaskHandler:
+    def named(self, task: str | Callable[..., Any]) -> TaskHandler:
         """Return the handler of a type or of a decorated function. Raises UnknownTask."""
-        name = wanted if isinstance(wanted, str) else self._types.get(wanted)
+        name = task if isinstance(task, str) else self._types.get(task)
         if name not in self.handlers:
             known = ", ".join(sorted(self.handlers)) or "none"
             raise UnknownTask(
-                f"no task is called {str(wanted)[:120]!r} here",
+                f"no task is called {str(task)[:120]!r} here",
                 field="task",
                 hint=f"import the module that registers it, or pass registered=False; known: {known[:300]}",
             )

@@ -62,8 +62,8 @@ class CronRegistry:
 
     def add(self, job: Cron) -> None:
         """Add a job. Raises InvalidSchedule if another function has the same name."""
-        known = self._jobs.get(job.name)
-        if known is not None and _place(known.function) != _place(job.function):
+        other = self._jobs.get(job.name)
+        if other is not None and _place(other.function) != _place(job.function):
             raise InvalidSchedule(
                 f"two cron jobs are called {job.name!r}", field="name", hint="give one of them another name="
             )
@@ -81,9 +81,9 @@ class CronRegistry:
         for job in self._jobs.values():
             if job.context not in contexts and (job.context is not None or len(contexts) != 1):
                 problem = "names no context" if job.context is None else f"names the context {job.context!r}"
-                known = ", ".join(contexts) or "none"
+                names = ", ".join(contexts) or "none"
                 raise InvalidSchedule(
-                    f"cron job {job.name!r} {problem}", field="context", hint=f'context="…", one of: {known}'
+                    f"cron job {job.name!r} {problem}", field="context", hint=f'context="…", one of: {names}'
                 )
         return [job for job in self._jobs.values() if job.context in {None, context}]
 
@@ -105,8 +105,8 @@ def load_crons(modules: Iterable[str], contexts: Iterable[str]) -> dict[str, lis
                 field="actor_modules",
                 hint="start where it can be imported",
             ) from error
-    known = list(contexts)
-    return {context: registry.of(context, known) for context in known}
+    names = list(contexts)
+    return {context: registry.of(context, names) for context in names}
 
 
 def cron(

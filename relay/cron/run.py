@@ -146,7 +146,7 @@ class CronRows:
         policy = RetryPolicy(max_attempts=claim.job.max_attempts, backoff=self.backoff)
         shown = result.in_full() if self.error_text else result
         verdict = decide(shown, claim.run.attempt, policy, random.random())  # noqa: S311
-        # The attempts stand beside the error of a run.
+        # Without "exhausted: 5 attempts": a run shows its attempts beside its error.
         return replace(verdict, reason=shown.detail) if isinstance(verdict, DeadLetter) else verdict
 
     async def settle(self, claim: CronClaim, verdict: Disposition) -> None:

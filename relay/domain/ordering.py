@@ -20,8 +20,8 @@ LANES: Final = 64
 UNORDERED: Final = ""
 #: The header that carries a message's partition key.
 KEY: Final = "Relay-Partition-Key"
-#: What happens to later messages of a key when one is dead. "block" and "park": they wait for an operator. "park"
-#: also sets the key aside. "skip": they are handled.
+#: What happens to the messages of a key behind a dead one. "skip": they are handled. "block": they wait for an
+#: operator. "park": they wait too, and are acknowledged.
 FailedHead: TypeAlias = Literal["block", "park", "skip"]
 #: After so many seconds, schedulers and workers know the same number of workers.
 _AGREED_AFTER_S: Final = 8.0
@@ -69,12 +69,12 @@ def default_key(aggregate_type: str, aggregate_id: str) -> str:
     return f"{aggregate_type}:{aggregate_id}"
 
 
-def partition_key(headers: Mapping[str, str], told: Any = None) -> str | None:
+def partition_key(headers: Mapping[str, str], elsewhere: Any = None) -> str | None:
     """The key that the producer gave to a message; None without one. Raises MalformedMessage.
 
-    ``told``: the key that the message has elsewhere, if not in its headers.
+    ``elsewhere``: the key outside of the headers, which counts if they have none.
     """
-    key = unquote(headers.get(KEY, "")) or told or ""
+    key = unquote(headers.get(KEY, "")) or elsewhere or ""
     if not isinstance(key, str):
         raise MalformedMessage("is no text", field="partition_key")
     if "\x00" in key or (not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key)):

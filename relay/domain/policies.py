@@ -52,7 +52,7 @@ class Retry:
 Disposition: TypeAlias = Ack | DeadLetter | Retry
 
 
-#: How long a repeat is recognised. JetStream keeps events for days; operators requeue dead letters for weeks.
+#: How long a repeat is recognised: operators requeue dead letters for weeks.
 KEEP: Final = timedelta(days=30)
 #: More attempts than anyone can need: no limit.
 UNLIMITED_ATTEMPTS: Final = 2**31 - 1

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-#: How many spans after a gap are remembered. A forgotten span costs time, never order.
-_MAX_SPANS: Final = 100
+#: How many ranges after a gap are remembered. A forgotten range costs time, never order.
+_MAX_RANGES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Watermark:
 
     def received(self, deliveries: Iterable[tuple[int, int]]) -> Watermark:
         """The mark after these deliveries (number, place) have reached the inbox."""
-        spans = list(_spans(deliveries))
-        known = self.consumer_seq
-        if known is not None and any(span.last <= known and span.stream_seq > self.stream_seq for span in spans):
+        ranges = list(_ranges(deliveries))
+        number = self.consumer_seq
+        if number is not None and any(it.last <= number and it.stream_seq > self.stream_seq for it in ranges):
             # An old number for a new place: the server's numbers have gone back.
-            return Watermark(None, self.stream_seq, tuple(spans))
-        return self._absorb([*self.ahead, *spans])
+            return Watermark(None, self.stream_seq, tuple(ranges))
+        return self._absorb([*self.ahead, *ranges])
 
     def compared(self, consumer_seq: int | None, stream_seq: int) -> Watermark:
         """The mark after a comparison has found that the inbox holds everything up to this consumer state."""
@@ -63,19 +63,19 @@ class Watermark:
             return Watermark(consumer_seq, stream_seq)
         return Watermark(None, self.stream_seq)
 
-    def _absorb(self, spans: Iterable[DeliveryRange]) -> Watermark:
-        known, place, ahead = self.consumer_seq, self.stream_seq, list[DeliveryRange]()
-        for span in sorted(spans, key=lambda it: it.first):
-            if known is not None and span.first <= known + 1:
-                known, place = max(known, span.last), max(place, span.stream_seq)
-            elif ahead and span.first <= ahead[-1].last + 1:
+    def _absorb(self, ranges: Iterable[DeliveryRange]) -> Watermark:
+        number, place, ahead = self.consumer_seq, self.stream_seq, list[DeliveryRange]()
+        for later in sorted(ranges, key=lambda it: it.first):
+            if number is not None and later.first <= number + 1:
+                number, place = max(number, later.last), max(place, later.stream_seq)
+            elif ahead and later.first <= ahead[-1].last + 1:
                 last = ahead[-1]
-                joined = max(last.last, span.last), max(last.stream_seq, span.stream_seq)
+                joined = max(last.last, later.last), max(last.stream_seq, later.stream_seq)
                 ahead[-1] = DeliveryRange(last.first, *joined)
             else:
-                ahead.append(span)
-        return Watermark(known, place, tuple(ahead[-_MAX_SPANS:]))
+                ahead.append(later)
+        return Watermark(number, place, tuple(ahead[-_MAX_RANGES:]))
 
 
-def _spans(deliveries: Iterable[tuple[int, int]]) -> Iterable[DeliveryRange]:
+def _ranges(deliveries: Iterable[tuple[int, int]]) -> Iterable[DeliveryRange]:
     return (DeliveryRange(number, number, place) for number, place in deliveries)

@@ -168,8 +168,8 @@ class Batch:
                 return None
             self._abandoned = True
             begun = self._outcome.begun or len(self._members)
-            known = {member.id for member in (*self._written, *self._outcome.alone)} | {*self._outcome.answers}
-            without = {member.id: timed_out(seconds) for member in self._members[:begun] if member.id not in known}
+            rated = {member.id for member in (*self._written, *self._outcome.alone)} | {*self._outcome.answers}
+            without = {member.id: timed_out(seconds) for member in self._members[:begun] if member.id not in rated}
             alone = [*self._outcome.alone, *self._written]
             return BatchOutcome(self._outcome.answers | without, alone, begun)
 

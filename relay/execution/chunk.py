@@ -155,7 +155,7 @@ class ChunkRows:
         return later
 
 
-#: What runs chunks. Its key is the ids of a chunk; it returns the messages that must be handled alone, and when.
+#: Runs chunks: its keys are the ids of a chunk. It returns the messages that must be handled alone, and when.
 RunChunk: TypeAlias = RunOnLoop[
     Sequence[UUID], ClaimedChunk, ChunkRequest, ChunkAnswer, Verdicts, dict[UUID, timedelta]
 ]

@@ -1,7 +1,7 @@
 """Keeping a claim while its call is under way, and ending the call in time when the claim cannot be kept.
 
 A claim is a lease on the database's clock. If a process cannot renew the claim, it cannot see the lease end. So
-the process counts each lease by its own clock, from the moment before it asked for the claim. It ends a call a
+the process counts each lease by its own clock, from the moment before it requested the claim. It ends a call a
 little before the lease ends.
 
 A call on the event loop is cancelled (`renewing`). A plain function runs in the thread that took its message: a
@@ -29,18 +29,18 @@ Result = TypeVar("Result")
 
 #: How many times a claim is renewed within one lease.
 _RENEWALS_PER_LEASE: Final = 4
-#: A call ends when this part of its lease is left (one eighth), because cancelling it takes a moment.
+#: A call ends when one eighth of its lease is left, because cancelling it takes a moment.
 _MARGIN_PART: Final = 8
 #: How often the loop looks at the calls, in seconds. A time limit is as exact as this.
 _LOOK_INTERVAL_S: Final = 0.05
-#: The loop stops looking after this many looks without a call.
+#: After so many looks without a call, the loop stops looking.
 _IDLE_LOOKS: Final = 100
 
 
 def left(lease: timedelta, since: float) -> float:
     """For how many seconds a call may go on.
 
-    ``since``: the value of `time.monotonic` before the claim was asked for.
+    ``since``: the value of `time.monotonic` before the claim was requested.
     """
     return since + lease.total_seconds() * (1 - 1 / _MARGIN_PART) - time.monotonic()
 
@@ -57,12 +57,12 @@ async def renewing(lease: timedelta, since: float, renew: Callable[[], Awaitable
 
     async def keep() -> None:
         while not is_cancelled():
-            asked, ours = time.monotonic(), True
+            requested, ours = time.monotonic(), True
             with suppress(Outage):
                 ours = await renew()
                 if is_cancelled() or clock.expired():
                     return
-                clock.reschedule(loop.time() + (left(lease, asked) if ours else 0.0))
+                clock.reschedule(loop.time() + (left(lease, requested) if ours else 0.0))
             if not ours:
                 return
             await asyncio.sleep(every)
@@ -97,7 +97,7 @@ class TimeUp(Exception):
 class Attended:
     """A call to attend. Both coroutines run on the event loop. They raise only Outage, which is ignored.
 
-    ``since``: when its claim was asked for, by `time.monotonic`. ``seconds``: its time limit. ``renew`` extends
+    ``since``: when its claim was requested, by `time.monotonic`. ``seconds``: its time limit. ``renew`` extends
     the claim, repeatedly; if the claim is lost, the token fences what the function writes. ``give_up`` settles the
     row when the time is up.
     """

@@ -20,7 +20,7 @@ from relay.domain.errors import DatabaseUnreachable
 Id = TypeVar("Id", bound=Hashable)
 Claim = TypeVar("Claim")
 
-#: Returns up to so many keys of rows that wait in this process, the next ones first.
+#: Returns up to a given number of keys of rows that wait in this process, the next ones first.
 Waiting: TypeAlias = Callable[[int], Sequence[Id]]
 
 

@@ -92,7 +92,7 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT, AnswerT, VerdictT, LaterT]):
         return await self._settle(claim, steps.decide(answer, claim, time.perf_counter() - begun))
 
 
-#: What runs single rows on the event loop.
+#: Runs single rows on the event loop.
 RunRow: TypeAlias = RunOnLoop[KeyT, ClaimT, RequestT, HandlerResult, Disposition, timedelta]
 
 

@@ -35,7 +35,7 @@ _TRANSACTION: Final[dict[Any, Inject]] = {
 }
 _SYNC: Final = {Inject.SESSION, Inject.CONNECTION}
 _ASYNC: Final = {Inject.ASYNC_SESSION, Inject.ASYNC_CONNECTION}
-#: By the name of a type: what plain functions take instead of it, and what async functions take.
+#: For the name of a type: the type that a plain function takes, and the type that an async function takes.
 _FITTING: Final = {
     **dict.fromkeys(("Session", "AsyncSession"), ("Session", "AsyncSession")),
     **dict.fromkeys(("Connection", "AsyncConnection"), ("psycopg.Connection", "psycopg.AsyncConnection")),
@@ -60,7 +60,7 @@ class Injectable:
         plain = get_origin(annotation) or annotation
         return self._by_type.get(plain) if isinstance(plain, type) else None
 
-    def known(self) -> str:
+    def names(self) -> str:
         """The types that can be injected, as text for an error message."""
         return ", ".join(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in self._by_type)
 
@@ -83,11 +83,11 @@ def read(function: Callable[..., Any], injectable: Injectable) -> Signature:
         raise InvalidHandler(f"{function!r} is not a function", hint="decorate a plain function: def or async def")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise invalid(function, "yields, and nobody would go through what it yields")
-    taken = parameters(function)
-    if not taken:
+    declared = parameters(function)
+    if not declared:
         raise invalid(function, "takes no payload", "the first parameter gets it: def handle(vibe: VibeCreated)")
     hints = _hints(function)
-    first, *others = taken
+    first, *others = declared
     is_async = inspect.iscoroutinefunction(function)
     injected = {}
     for parameter in others:
@@ -102,11 +102,11 @@ def read(function: Callable[..., Any], injectable: Injectable) -> Signature:
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return a function's parameters. Raises InvalidHandler unless all can be given by name."""
-    found = list(inspect.signature(function).parameters.values())
-    for parameter in found:
+    declared = list(inspect.signature(function).parameters.values())
+    for parameter in declared:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY or "VAR" in parameter.kind.name:
             raise invalid(function, "must be a parameter that can be given by its name", parameter=parameter.name)
-    return found
+    return declared
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _fitting(function: Callable[..., Any], name: str, kind: Inject, is_async: bool) -> Inject:
     if kind in (_SYNC if is_async else _ASYNC):
-        wanted = "AsyncSession or psycopg.AsyncConnection" if is_async else "Session or psycopg.Connection"
+        fitting = "AsyncSession or psycopg.AsyncConnection" if is_async else "Session or psycopg.Connection"
         what = "an async function" if is_async else "a function in a thread"
-        raise invalid(function, f"is of the wrong kind: {what} takes {wanted}", parameter=name)
+        raise invalid(function, f"is of the wrong kind: {what} takes {fitting}", parameter=name)
     return kind
 
 
@@ -147,8 +147,8 @@ def _payload(
 def _unknown(
     function: Callable[..., Any], name: str, hints: Mapping[str, Any], injectable: Injectable
 ) -> InvalidHandler:
-    found = f"has the type {hints[name]!r}, which is not injected" if name in hints else "has no annotation"
-    return invalid(function, found, f"known: {injectable.known()}", parameter=name)
+    problem = f"has the type {hints[name]!r}, which is not injected" if name in hints else "has no annotation"
+    return invalid(function, problem, f"known: {injectable.names()}", parameter=name)
 
 
 def invalid(

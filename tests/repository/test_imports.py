@@ -21,7 +21,8 @@ database_url = "postgresql://nobody@127.0.0.1:9/sea"
 def modules() -> dict[str, Path]:
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     # Migrations are alembic's to load; what is run as a program is not for others to import.
-    paths = [path for path in paths if "versions" not in path.parts and path.stem not in {"__main__", "env"}]
+    programs = {"__main__", "env"}
+    paths = [path for path in paths if path.stem.isidentifier() and path.stem not in programs]
     return {_name(path): path for path in paths}
 
 
