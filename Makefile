@@ -43,7 +43,7 @@ else
 # More of them than there are cores: they wait more than they compute.
 	$(BIN)/python -m pytest -q -n 4 tests/unit tests/repository tests/contract tests/integration
 # Whole fleets; the tests of a file one after the other, the files in the order of tests/conftest.py.
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
 	  tests/acceptance tests/chaos --ignore tests/chaos/test_chaos.py
 # Alone: how soon a fleet recovers is part of what is judged.
 	$(BIN)/python -m pytest -q tests/chaos/test_chaos.py

@@ -42,18 +42,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 relay.outbox.declared_contexts = lambda: None
 
 _TIERS = {"unit", "repository", "contract", "integration", "acceptance", "chaos", "migration"}
-#: What takes long begins early. Next to the first, which loads a machine most, come some that wait for little else
-#: than answers, and no two of the others that load it much follow each other.
+#: What takes longest begins first, so that no process works alone at the end.
 _FIRST = (
     "test_failpoints",
-    "test_delivery",
-    "test_python_handlers",
-    "test_ordered",
     "test_nemeses",
     "test_demo",
-    "test_planted_bugs",
+    "test_scheduler_failover",
     "test_tasks",
-    "test_task_failpoints",
+    "test_dev",
+    "test_delivery_faults",
+    "test_python_handlers",
+    "test_ordered",
+    "test_planted_bugs",
+    "test_delivery",
+    "test_topologies",
+    "test_least_privilege",
+    "test_first_steps",
 )
 #: So many lines of each log are shown when a test fails.
 _LAST_LINES = 30

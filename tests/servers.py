@@ -17,7 +17,6 @@ import psutil
 import psycopg
 from filelock import FileLock
 
-from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import PostgresServer
 from tests import oldest
 
@@ -54,6 +53,8 @@ def share() -> Path | None:
 @cache
 def cluster() -> Path:
     """The directory of a PostgreSQL server that was initialised, has its tables, and has ended."""
+    from relay.adapters.postgres.migrations import upgrade  # loads Alembic, which unit tests do without
+
     directory = Path(os.environ[_SHARED])
     finished = directory / "finished"
     with FileLock(directory / "lock"):

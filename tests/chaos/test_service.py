@@ -129,14 +129,14 @@ def test_a_call_that_hangs_gives_the_message_free_when_its_caller_gives_up(servi
     hanging = first_of(Plan.HANG)
     assert service.call(hanging, timeout=1) == "ReadTimeout"
     assert not effects(url)
-    wait_for("the next call succeeds", lambda: service.call(hanging) == 200, 5)
+    wait_for("the next call succeeds", lambda: service.call(hanging) == 200)
     assert effects(url) == {hanging: 1}
 
 
 def test_a_call_ends_when_its_caller_hangs_up(service: Client, tmp_path: Path, url: str) -> None:
     slow = next(id for id in accepted() if slowness_of(id, SEED) > 8)
     assert service.call(slow, 1, "slow") == "ReadTimeout"
-    [call] = wait_for("the call is recorded", lambda: read(tmp_path).calls, 5)
+    [call] = wait_for("the call is recorded", lambda: read(tmp_path).calls)
     [begun] = read(tmp_path).begun
     assert (call.message_id, call.source, call.began) == (begun.message_id, Source.SLOW, begun.began)
     assert 0.5 < call.ended - call.began < 4
@@ -194,7 +194,7 @@ def test_a_restart_of_the_database_is_an_outage_that_passes(own_postgres: Postgr
         own_postgres.stop("immediate")
         assert service.call(during) == 503
         own_postgres.start()
-        wait_for("the service works again", lambda: service.call(before) == 409, 10)
+        wait_for("the service works again", lambda: service.call(before) == 409)
     assert effects(url) == {before: 1}
 
 

@@ -38,7 +38,7 @@ async def publish_raw(url: str, messages: Sequence[Raw]) -> None:
     writer.write(b"PING\r\n")
     answer = b""
     while b"PONG" not in answer:
-        data = await asyncio.wait_for(reader.read(65_536), 20)
+        data = await asyncio.wait_for(reader.read(65_536), 60)
         assert data, f"the server cut the connection: {answer[-200:]!r}"
         answer += data
     writer.close()

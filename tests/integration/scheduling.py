@@ -62,7 +62,7 @@ class Scheduler:
     task_polls: int = 0
 
     async def tick(self, name: str = "publish:sea") -> None:
-        await asyncio.wait_for(self.table[name].tick(), 20)
+        await asyncio.wait_for(self.table[name].tick(), 60)
 
     def sent(self, queue: str = "relay-publish") -> list[tuple[Any, ...]]:
         """The arguments of the jobs of a queue, without their tokens, in order."""

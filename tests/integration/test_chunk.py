@@ -155,7 +155,7 @@ async def test_the_claims_of_a_chunk_are_renewed_while_one_handler_works(sub: Su
             async def renewed() -> bool:
                 return all(row["claimed_until"] > first + lease for row in await sub.rows())
 
-            await eventually("the leases of all outlive their first length", renewed, seconds=20)
+            await eventually("the leases of all outlive their first length", renewed)
         return HandlerResult.from_status(200)
 
     await sub.chunk(Handler(answer)).run(ids)

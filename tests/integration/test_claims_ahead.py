@@ -50,7 +50,7 @@ async def test_only_what_was_never_tried_is_claimed_ahead_and_nobody_is_waited_f
     one = worker(calls)
     with psycopg.connect(calls.sub.url) as other:
         other.execute("SELECT 1 FROM inbox_messages WHERE message_id = %s FOR UPDATE", [locked])
-        await asyncio.wait_for(asyncio.to_thread(one.claim_ahead, ids), 10)
+        await asyncio.wait_for(asyncio.to_thread(one.claim_ahead, ids), 60)
     assert list(one.ahead._held) == [new]
     # What it did not get is claimed when its turn comes.
     assert [await one.process(id) for id in (new, tried, locked)] == [None] * 3

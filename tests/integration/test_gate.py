@@ -256,7 +256,7 @@ async def test_a_job_that_runs_finds_out_that_another_has_taken_over(making: Mak
 async def test_a_gate_whose_job_died_opens_by_itself(making: Making) -> None:
     gates = making(gate=timedelta(milliseconds=100))
     await opened(gates)
-    await eventually("it is open", lambda: gates.open("pull"), 10)
+    await eventually("it is open", lambda: gates.open("pull"))
 
 
 async def test_a_job_closes_its_own_gate_only(gates: Gates, valkey: ValkeyServer) -> None:
@@ -282,7 +282,7 @@ async def test_a_gate_stays_shut_as_long_as_its_job_runs(making: Making, valkey:
         await eventually("it was renewed for longer than it lasts", lambda: len(shut) > 4)
         assert await gates.open("pull") is None
     assert all(shut)
-    await eventually("it is open again", lambda: gates.open("pull"), 10)
+    await eventually("it is open again", lambda: gates.open("pull"))
 
 
 async def test_a_job_whose_gate_was_flushed_takes_it_again(gates: Gates, valkey: ValkeyServer) -> None:
@@ -341,7 +341,7 @@ async def test_a_duty_that_is_done_rests_and_one_whose_job_died_is_lost(
         assert not ours  # a copy that comes late
     short = making(gate=timedelta(milliseconds=100))
     assert await short.open("prune", interval=hour) is not None  # its next turn
-    await eventually("the job that died is found out", lambda: gates.lost(["prune"]), 10)
+    await eventually("the job that died is found out", lambda: gates.lost(["prune"]))
 
 
 async def test_a_duty_that_did_not_end_well_is_done_again_soon(gates: Gates, valkey: ValkeyServer) -> None:
@@ -400,6 +400,6 @@ async def test_redis_lost_while_a_job_runs_does_not_end_the_job(own_valkey: Valk
     async with gates.hold("pull", token) as ours:
         await asyncio.to_thread(own_valkey.kill)
         await asyncio.to_thread(own_valkey.start)
-        await eventually("its keeper has shut the gate again", lambda: life(own_valkey, gates) > 0, 10)
+        await eventually("its keeper has shut the gate again", lambda: life(own_valkey, gates) > 0)
         assert ours
     await gates.aclose()

@@ -62,7 +62,7 @@ async def test_calls_run_beside_each_other() -> None:
 
 async def test_a_refused_connection_is_a_transient_failure() -> None:
     handler = HttpEventHandler("http://127.0.0.1:9/handle")
-    result = await asyncio.wait_for(handler.handle(request()), 20)
+    result = await asyncio.wait_for(handler.handle(request()), 60)
     assert result.verdict is Verdict.TRANSIENT
     assert result.detail.startswith("ConnectError")
     await handler.close()
@@ -80,7 +80,7 @@ async def test_a_connection_that_is_not_taken_up_has_a_time_out_of_its_own() -> 
         handler = HttpEventHandler(
             f"http://127.0.0.1:{listening.getsockname()[1]}/", connect_timeout=timedelta(milliseconds=300)
         )
-        result = await asyncio.wait_for(handler.handle(request()), 20)
+        result = await asyncio.wait_for(handler.handle(request()), 60)
         await handler.close()
     assert result == HandlerResult(Verdict.TRANSIENT, "time-out: no connection within 0.3 s")
 

@@ -109,9 +109,9 @@ async def test_a_service_is_hung_up_on_before_the_next_call(sub: Subscription, p
         handler = HttpEventHandler(service.url, timeout=timedelta(seconds=60))
         one = sub.process(handler, inbox=PostgresInboxAdapter(pool))
         attempt = asyncio.create_task(one.process(message_id))
-        await asyncio.wait_for(service.asked.wait(), 20)
+        await asyncio.wait_for(service.asked.wait(), 60)
         FAULTS[fault](link)
-        await asyncio.wait_for(service.hung_up.wait(), 20)
+        await asyncio.wait_for(service.hung_up.wait(), 60)
         assert not await is_another(sub, message_id)
         assert await sub.inbox.claim(message_id, LEASE) is None
         with pytest.raises(LeaseOver):

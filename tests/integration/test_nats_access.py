@@ -142,13 +142,13 @@ async def test_a_creds_file_that_was_renewed_holds_from_the_next_connect(start: 
         down = asyncio.Event()
         connection.on_down.append(down.set)
         creds.write_text("half written")
-        await asyncio.wait_for(down.wait(), 20)  # the server ends what has expired
+        await asyncio.wait_for(down.wait(), 60)  # the server ends what has expired
         with pytest.raises(BrokerUnreachable, match="not a creds file"):
             await connection.client()
         operator.write_creds(creds)
         up = asyncio.Event()
         connection.on_up.append(up.set)
-        await asyncio.wait_for(up.wait(), 20)
+        await asyncio.wait_for(up.wait(), 60)
         assert (await connection.client()).is_connected
         assert first.is_closed or first is await connection.client()
 
@@ -231,9 +231,9 @@ async def test_what_was_refused_before_a_connection_does_not_explain_its_loss() 
         connection.on_up.append(up.set)
         connection.on_down.append(down.set)
         connection.start()
-        await asyncio.wait_for(up.wait(), 20)
+        await asyncio.wait_for(up.wait(), 60)
         lost.set()
-        await asyncio.wait_for(down.wait(), 20)
+        await asyncio.wait_for(down.wait(), 60)
         with pytest.raises(BrokerUnreachable) as told:
             await connection.client()
         await connection.close()
@@ -325,7 +325,7 @@ async def test_acknowledgements_are_granted_all_together(start: Start) -> None:
         connection.on_refused += [refusals.append, lambda _: len(refusals) == 2 and told.set()]
         consumer = NatsJetStreamConsumer(connection, stream="SEA_EVENTS", durable="sea__own")
         await consumer.ack([f"$JS.ACK.SEA_EVENTS.sea__own.1.{n}.{n}.0.0" for n in (1, 2)])
-        await asyncio.wait_for(told.wait(), 20)
+        await asyncio.wait_for(told.wait(), 60)
         assert {found.grant for found in refusals} == {"$JS.ACK.SEA_EVENTS.sea__own.>"}
         assert [found.first for found in refusals] == [True, False]
 

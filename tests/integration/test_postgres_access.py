@@ -79,7 +79,7 @@ async def notified(url: str) -> None:
             await Outbox("sea").add(
                 producer, Event(event_type="x", aggregate_type="a", aggregate_id="1", payload={})
             )
-        await asyncio.wait_for(woken.wait(), 20)
+        await asyncio.wait_for(woken.wait(), 60)
         assert (await wakeup.due(100)).concerns(Shard(0, 1))
     finally:
         await wakeup.close()

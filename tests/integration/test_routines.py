@@ -118,7 +118,7 @@ async def test_a_routine_stays_claimed_while_it_runs_and_is_due_when_its_job_die
     async def due() -> bool:
         return (await gates.claim(DUTY.key, {"b": HOUR}))[1] == ["b"]
 
-    await eventually("it is due", due, 20)
+    await eventually("it is due", due)
     upkeep.hangs["b"].set()
     await work.end()
     await gates.aclose()

@@ -130,7 +130,7 @@ async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
     assert scheduler.sent() == []
     scheduler.produce()
-    await eventually("the jobs are sent", lambda: len(scheduler.sent()) == 2, seconds=20)
+    await eventually("the jobs are sent", lambda: len(scheduler.sent()) == 2)
 
 
 @given(limits=PollLimits(load_events=10, awake_for=0.1))
@@ -379,7 +379,7 @@ async def test_a_task_is_delivered_on_the_hint_of_its_commit(scheduler: Schedule
     await eventually("hints are welcome", scheduler.sleeping)
     assert scheduler.sent("relay-upkeep") == []
     scheduler.schedule()
-    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)
+    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)])
 
 
 @given(limits=PollLimits(quiet_after=3600.0))
@@ -399,7 +399,7 @@ async def test_when_nothing_has_been_due_and_hints_are_sent_polls_are_seldom_unt
     changed: list[timedelta] = []
     pace.changed = lambda: changed.append(pace.every)
     scheduler.schedule()
-    await eventually("the hint came", lambda: changed == [timedelta(seconds=0.25)], seconds=20)
+    await eventually("the hint came", lambda: changed == [timedelta(seconds=0.25)])
     query(scheduler.database_url, "DELETE FROM task_outbox")
     await scheduler.tick(name)
     assert pace.every == timedelta(seconds=0.25)  # for a while
@@ -430,4 +430,4 @@ async def test_a_hint_that_finds_a_job_outstanding_looks_again(scheduler: Schedu
     scheduler.schedule()
     await eventually("it was in vain", lambda: scheduler.task_polls > polls + 1)
     await gates.close(duty, str(token))
-    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)], seconds=20)
+    await eventually("the job is sent", lambda: scheduler.sent("relay-upkeep") == [("sea",)])

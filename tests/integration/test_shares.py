@@ -142,7 +142,7 @@ def test_what_was_put_aside_is_seen_when_the_first_fetch_is_the_broker_s_own(
     assert fleet.broker.fetch("q", hung) == (False, True, [])
     fleet.release.set()
     with fleet.at_work(threads=1):
-        wait_for("they are done", lambda: fleet.numbers("hang") == [0, 1], seconds=15)
+        wait_for("they are done", lambda: fleet.numbers("hang") == [0, 1])
 
 
 def test_a_share_that_is_alone_is_worked_off_in_order(fleet: Fleet) -> None:

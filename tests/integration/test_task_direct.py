@@ -70,7 +70,7 @@ async def test_a_task_that_hangs_is_tried_again_and_its_thread_replaced_while_it
     await tasks.make_due(id)
     assert await tasks.run(id) is None
     gate.set()
-    assert await asyncio.wait_for(running, 20) is None
+    assert await asyncio.wait_for(running, 60) is None
     assert await tasks.effects() == [id]
     assert [fact.attempts for fact in tasks.reported(TaskCompleted)] == [2]
     assert len(tasks.reported(TaskRetried)) == 1
@@ -92,7 +92,7 @@ async def test_a_long_function_keeps_its_claim(tasks: Tasks) -> None:
     [id] = tasks.schedule(Mail(n=1))
     running = asyncio.create_task(tasks.run(id))
     await eventually("its first lease is long over", lambda: _renewed(tasks))
-    assert await asyncio.wait_for(tasks.run(id), 20) is None
+    assert await asyncio.wait_for(tasks.run(id), 60) is None
     gate.set()
     await running
     row = await tasks.row(id)

@@ -229,7 +229,7 @@ async def test_an_attempt_that_takes_too_long_is_over_and_cannot_commit_later(ta
     assert "time-out" in (await tasks.row(id))["last_error"]
     gate.set()
     await asyncio.to_thread(done.wait, 20)
-    await asyncio.wait_for(tasks.transactions.close(), 20)
+    await asyncio.wait_for(tasks.transactions.close(), 60)
     assert await tasks.effects() == []
 
 
@@ -245,7 +245,7 @@ async def test_a_claim_is_renewed_while_the_handler_works(tasks: Tasks) -> None:
     running = asyncio.create_task(tasks.run(id))
     first = await eventually("it is claimed", lambda: _claimed_until(tasks))
     await eventually("it is renewed twice over", lambda: _later(tasks, first + timedelta(milliseconds=800)))
-    assert await asyncio.wait_for(tasks.run(id), 20) is None
+    assert await asyncio.wait_for(tasks.run(id), 60) is None
     go.set()
     await running
     assert (await tasks.row(id))["attempts"] == 1

@@ -33,7 +33,7 @@ async def working(tasks: Tasks, **options: Any) -> AsyncIterator[TaskWorker]:
         yield worker
     finally:
         worker.stop()
-        await asyncio.wait_for(loop, 20)
+        await asyncio.wait_for(loop, 60)
         await worker.drain(timedelta(seconds=20))
 
 
@@ -101,9 +101,9 @@ async def test_what_is_not_done_in_time_is_counted_and_left_to_another(tasks: Ta
     [id] = tasks.schedule({"n": 1})
     worker = tasks.worker()
     loop = asyncio.create_task(worker.run(tasks.runner_of(worker)))
-    await asyncio.wait_for(stuck.wait(), 20)
+    await asyncio.wait_for(stuck.wait(), 60)
     worker.stop()
-    await asyncio.wait_for(loop, 20)
+    await asyncio.wait_for(loop, 60)
     assert await worker.drain(timedelta(milliseconds=50)) == 1
     await tasks.lose()
     async with working(tasks):

@@ -48,7 +48,7 @@ def refs(*ids: UUID, task_type: str = "mail") -> list[TaskRef]:
 
 
 async def claim_ahead(tasks: Tasks, *waiting: TaskRef) -> None:
-    await asyncio.wait_for(asyncio.to_thread(tasks.claim_ahead, *waiting), 10)
+    await asyncio.wait_for(asyncio.to_thread(tasks.claim_ahead, *waiting), 60)
 
 
 def held(tasks: Tasks, queue: str = "default") -> list[UUID]:
@@ -171,7 +171,7 @@ async def test_one_that_is_just_being_delivered_is_waited_for_in_its_turn(tasks:
         assert held(tasks) == []
         running = asyncio.create_task(tasks.run(ids[0]))
         await eventually("its claim waits", lambda: tasks.query(WAITS))
-    assert await asyncio.wait_for(running, 20) is None
+    assert await asyncio.wait_for(running, 60) is None
     assert await tasks.effects() == ids[:1]
 
 
@@ -248,7 +248,7 @@ async def test_what_is_lost_or_locked_by_the_end_is_not_completed_with_the_other
         ending = asyncio.create_task(tasks.tasks.complete_all(claims))  # type: ignore[arg-type]
         await eventually("the others are completed", lambda: tasks.query(COMPLETED))
         await eventually("the locked one is waited for", lambda: tasks.query(WAITS))
-    assert [claim.id for claim in await asyncio.wait_for(ending, 20)] == [locked, ours]
+    assert [claim.id for claim in await asyncio.wait_for(ending, 60)] == [locked, ours]
     assert [row["status"] for row in await rows(tasks, ids)] == ["delivered", "completed", "completed"]
     assert len(await tasks.query("SELECT 1 FROM processed_events")) == 2
 

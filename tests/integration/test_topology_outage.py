@@ -21,7 +21,7 @@ async def test_a_server_that_is_gone(own_nats: NatsServer) -> None:
         own_nats.stop()
         with pytest.raises(BrokerUnreachable):
             await ensure(context, [RELAY_ADVISORIES], [])
-    async with asyncio.timeout(3):  # a refusal needs no waiting
+    async with asyncio.timeout(60):  # a client that tries again goes on for two minutes
         with pytest.raises(BrokerUnreachable, match="not reachable"):
             async with connect_once(url):
                 pass
@@ -34,7 +34,7 @@ async def test_a_server_that_never_answers() -> None:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(60):
         with pytest.raises(BrokerUnreachable):
             async with connect_once(f"nats://127.0.0.1:{port}"):
                 pass

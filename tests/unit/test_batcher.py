@@ -58,7 +58,7 @@ async def test_one_alone_waits_for_nobody() -> None:
     double.open.set()
     batcher = Batcher(double)
     for n in range(3):
-        assert await asyncio.wait_for(batcher.ask(n), 10) == 2 * n
+        assert await asyncio.wait_for(batcher.ask(n), 60) == 2 * n
     assert double.groups == [[0], [1], [2]]
 
 
@@ -94,11 +94,11 @@ async def test_who_gives_up_takes_nobody_with_him(waiting: bool) -> None:
     await double.begun(1)
     first.cancel()
     double.open.set()
-    assert await asyncio.wait_for(second, 10) == 4
+    assert await asyncio.wait_for(second, 60) == 4
     with pytest.raises(asyncio.CancelledError):
         await first
     assert double.groups == ([[0], [2]] if waiting else [[1, 2]])
-    assert await asyncio.wait_for(batcher.ask(3), 10) == 6
+    assert await asyncio.wait_for(batcher.ask(3), 60) == 6
 
 
 async def test_nobody_waits_for_ever_when_everything_ends() -> None:
@@ -106,6 +106,6 @@ async def test_nobody_waits_for_ever_when_everything_ends() -> None:
     batcher = Batcher(double)
     tasks = await asked(batcher, 1, 2)
     double.open.set()
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert [type(result) for result in results] == [asyncio.CancelledError] * 2
-    assert await asyncio.wait_for(batcher.ask(3), 10) == 6
+    assert await asyncio.wait_for(batcher.ask(3), 60) == 6
