@@ -64,7 +64,7 @@ _MAX_NAMES: Final = 8
 
 def group_of(kind: Kind, more: Options | None = None, after: MakeAfter = lambda _: None) -> typer.Typer:
     """Return the commands of a kind. ``more``: options of its actions; ``after`` makes a call from them."""
-    rows = Rows(kind)
+    rows = RowCommands(kind)
     app = typer.Typer(help=kind.help, no_args_is_help=True)
     app.command("list")(_list(rows))
     app.command("show")(_show(rows))
@@ -119,7 +119,7 @@ def _argument_options(action: Action) -> Options:
 # --- rows of a kind ---
 
 
-class Rows:
+class RowCommands:
     """Lists the rows of a kind, shows one, and acts on many."""
 
     def __init__(self, kind: Kind) -> None:
@@ -294,7 +294,7 @@ class Rows:
 # --- commands ---
 
 
-def _list(rows: Rows) -> Callable[..., None]:
+def _list(rows: RowCommands) -> Callable[..., None]:
     kind = rows.kind
     rest = [it for it in kind.states if it not in kind.urgent]
     few = len(rest) < len(kind.urgent)
@@ -323,7 +323,7 @@ def _list(rows: Rows) -> Callable[..., None]:
     return list_
 
 
-def _show(rows: Rows) -> Callable[..., None]:
+def _show(rows: RowCommands) -> Callable[..., None]:
     kind = rows.kind
     # Numbers are of one context; any other id is looked for in all.
     context: Any = OneContextOption if kind.id is int else ContextOption
@@ -359,7 +359,7 @@ def _print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool
     print_fields({**fields, **({"history": "; ".join(entries)} if entries else {}), **payload})
 
 
-def _act(rows: Rows, action: Action, more: Options, after: MakeAfter) -> Callable[..., None]:
+def _act(rows: RowCommands, action: Action, more: Options, after: MakeAfter) -> Callable[..., None]:
     kind = rows.kind
     ids = f"{kind.many.capitalize()}, by the ids of `list`."
     every = f"Every {either(action.states)} {kind.one} of the context."

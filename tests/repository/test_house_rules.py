@@ -21,20 +21,7 @@ SQL = re.compile(
 WRITTEN_OUT = re.compile(r"& 63\b|\b17858829\d\d\b|generation = 0 OR|dead_letter_reason IS NULL AND attempts")
 
 #: Names that two classes of the product still share. Nothing is added here.
-TWICE = frozenset(
-    [
-        "AsyncTransaction",
-        "Context",
-        "Due",
-        "Found",
-        "Refused",
-        "Sample",
-        "Status",
-        "Transaction",
-        "Wanted",
-        "_Chosen",
-    ]
-)
+TWICE = {"Context", "Found", "Refused", "Sample", "Wanted", "_Chosen"}
 
 Rule = Callable[[ast.Module], Iterator[str]]
 

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from relay.cli import create_app as command_line
-from relay.cli.rows import Rows, option_of
+from relay.cli.rows import RowCommands, option_of
 from relay.ops.console.pages import _environment
 from relay.ops.kinds import KINDS, Kind
 from tests.unit.test_ops_access import app_of, routes
@@ -147,7 +147,7 @@ def test_each_filter_of_a_kind_is_in_all_faces(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_each_column_of_a_kind_is_in_all_faces(kind: Kind) -> None:
     """The API answers with all columns; `test_ops_answers` compares them with the description."""
-    rows = Rows(kind)
+    rows = RowCommands(kind)
     assert {*rows.view.columns.values(), *rows.more} == {"context", *(it.name for it in kind.columns)}
     row = row_of(kind)
     html = list_page(kind, row) + page_of(
