@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from string import Formatter
+from typing import Final
 
 from relay.domain.routing import dead_letter_subject, event_subjects, is_template
 from relay.domain.subject import ALL_COMMANDS
@@ -29,34 +30,11 @@ Problems = Iterator[SettingProblem]
 
 def check(settings: Settings) -> list[SettingProblem]:
     """Return all problems of settings whose single values are valid."""
-    problems: list[SettingProblem] = []
+    problems = [it for rule in _OF_ALL for it in rule(settings)]
     for context in settings.contexts.values():
-        for rule in (
-            _cloudevents,
-            _back_off,
-            _filters,
-            _handler_time,
-            _handler_kind,
-            _on_failure,
-            _order,
-            _dead_letters,
-            _archive,
-            _backpressure,
-        ):
-            problems += rule(context)
-    for over_all in (
-        _databases,
-        _streams,
-        _ways,
-        _commands,
-        _queries,
-        _durables,
-        _filters_reach,
-        _archived_streams,
-        _metrics,
-        _credentials,
-    ):
-        problems += over_all(settings)
+        problems += [it for rule in _OF_CONTEXT for it in rule(context)]
+        for subscription in context.subscriptions.values():
+            problems += [it for rule in _OF_SUBSCRIPTION for it in rule(subscription)]
     return problems
 
 
@@ -100,54 +78,50 @@ def _filters(context: ContextSettings) -> Problems:
             )
 
 
-def _handler_time(context: ContextSettings) -> Problems:
-    for subscription in context.subscriptions.values():
-        if subscription.settle == "handler" and subscription.handler_timeout >= subscription.ack_wait:
-            limit = format_duration(subscription.ack_wait)
-            yield SettingProblem(
-                _sub(subscription, "handler_timeout"),
-                f"must be shorter than ack_wait ({limit})",
-                "otherwise JetStream delivers again while the handler still works",
-            )
+def _handler_time(subscription: SubscriptionSettings) -> Problems:
+    if subscription.settle == "handler" and subscription.handler_timeout >= subscription.ack_wait:
+        limit = format_duration(subscription.ack_wait)
+        yield SettingProblem(
+            _sub(subscription, "handler_timeout"),
+            f"must be shorter than ack_wait ({limit})",
+            "otherwise JetStream delivers again while the handler still works",
+        )
 
 
-def _handler_kind(context: ContextSettings) -> Problems:
+def _handler_kind(subscription: SubscriptionSettings) -> Problems:
     """Refuse keys that have no effect because they are for the other kind of handler."""
-    for subscription in context.subscriptions.values():
-        python = subscription.python_module is not None
-        for key in ("connect_timeout", *HttpSettings.model_fields) if python else ("unknown",):
-            if key in subscription.model_fields_set:
-                other = "an http:// handler" if python else "a python: handler"
-                yield SettingProblem(_sub(subscription, key), f"is only for {other}")
+    python = subscription.python_module is not None
+    for key in ("connect_timeout", *HttpSettings.model_fields) if python else ("unknown",):
+        if key in subscription.model_fields_set:
+            other = "an http:// handler" if python else "a python: handler"
+            yield SettingProblem(_sub(subscription, key), f"is only for {other}")
 
 
-def _on_failure(context: ContextSettings) -> Problems:
+def _on_failure(subscription: SubscriptionSettings) -> Problems:
     """Check that a NAK has an effect: the message is open, and may be delivered as often as it fails."""
-    for subscription in context.subscriptions.values():
-        if subscription.on_failure != "nak":
-            continue
-        if subscription.settle == "inbox":
-            yield SettingProblem(
-                _sub(subscription, "on_failure"),
-                'must be "silence" with settle = "inbox"',
-                "a message that is acknowledged when it is stored cannot be given back",
-            )
-        elif 0 < subscription.max_deliver < subscription.max_attempts:
-            yield SettingProblem(
-                _sub(subscription, "max_deliver"),
-                f'must be at least max_attempts ({subscription.max_attempts}) with on_failure = "nak", or -1',
-                "each failed attempt leads to one more delivery",
-            )
+    if subscription.on_failure != "nak":
+        return
+    if subscription.settle == "inbox":
+        yield SettingProblem(
+            _sub(subscription, "on_failure"),
+            'must be "silence" with settle = "inbox"',
+            "a message that is acknowledged when it is stored cannot be given back",
+        )
+    elif 0 < subscription.max_deliver < subscription.max_attempts:
+        yield SettingProblem(
+            _sub(subscription, "max_deliver"),
+            f'must be at least max_attempts ({subscription.max_attempts}) with on_failure = "nak", or -1',
+            "each failed attempt leads to one more delivery",
+        )
 
 
-def _order(context: ContextSettings) -> Problems:
-    for subscription in context.subscriptions.values():
-        if subscription.order == "none" and "failed_head" in subscription.model_fields_set:
-            yield SettingProblem(
-                _sub(subscription, "failed_head"),
-                "is only for ordered subscriptions",
-                'nothing waits behind a failed message here; add order = "key" or leave it out',
-            )
+def _order(subscription: SubscriptionSettings) -> Problems:
+    if subscription.order == "none" and "failed_head" in subscription.model_fields_set:
+        yield SettingProblem(
+            _sub(subscription, "failed_head"),
+            "is only for ordered subscriptions",
+            'nothing waits behind a failed message here; add order = "key" or leave it out',
+        )
 
 
 def _dead_letters(context: ContextSettings) -> Problems:
@@ -465,3 +439,11 @@ def _queries(settings: Settings) -> Problems:
 def _meeting(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
     pairs = ((a, b) for a in one for b in other if subjects_overlap(a, b))
     return next(pairs, None)
+
+
+_OF_CONTEXT: Final = (_cloudevents, _back_off, _filters, _dead_letters, _archive, _backpressure)
+_OF_SUBSCRIPTION: Final = (_handler_time, _handler_kind, _on_failure, _order)
+_OF_ALL: Final = (
+    *(_databases, _streams, _ways, _commands, _queries),
+    *(_durables, _filters_reach, _archived_streams, _metrics, _credentials),
+)
