@@ -91,11 +91,11 @@ class MessageRows:
         return self.next_of_key is not None
 
     async def claim(self, message_id: UUID) -> ClaimedMessage | None:
-        """See `Rows`."""
+        """See `SingleRows`."""
         return await self.inbox.claim(message_id, self.lease, self.max_attempts)
 
     async def renew(self, claim: ClaimedMessage) -> bool:
-        """See `Rows`."""
+        """See `SingleRows`."""
         return await self.inbox.renew(claim, self.lease)
 
     def request(self, claim: ClaimedMessage) -> HandlerRequest | Decided[Disposition]:

@@ -106,7 +106,7 @@ class TaskRows:
             await asyncio.sleep(started.delay.total_seconds())
 
     async def renew(self, claim: ClaimedTask) -> bool:
-        """See `Rows`."""
+        """See `SingleRows`."""
         return await self.tasks.renew(claim, self.lease)
 
     def request(self, claim: ClaimedTask) -> PreparedCall | Decided[Disposition]:

@@ -18,7 +18,7 @@ from uuid import UUID
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
-from relay.execution.rows import Decided, Rows
+from relay.execution.rows import Decided, SingleRows
 from relay.execution.runners import RunOnLoop
 from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
 
@@ -29,6 +29,10 @@ _MAX_CALLS: Final = 8
 Answered: TypeAlias = tuple[HandlerResult, float]
 #: Calls a handler for many messages; returns an answer for each.
 AskAll: TypeAlias = Callable[[Sequence[HandlerRequest]], Awaitable[Mapping[UUID, Answered]]]
+#: For each message of a chunk: its request, or the verdict if it needs no call.
+ChunkRequest: TypeAlias = Mapping[UUID, HandlerRequest | Decided[Disposition]]
+#: For each message of a chunk: its answer, or the verdict if it needed no call.
+ChunkAnswer: TypeAlias = Mapping[UUID, Answered | Decided[Disposition]]
 #: The verdict on each message of a chunk.
 Verdicts: TypeAlias = Mapping[UUID, Disposition]
 
@@ -50,7 +54,7 @@ def side_by_side(handler: EventHandler, calls: asyncio.Semaphore | None = None) 
     return ask_all
 
 
-class ChunkableRows(Rows[UUID, ClaimedMessage, HandlerRequest], Protocol):
+class ChunkableRows(SingleRows[UUID, ClaimedMessage, HandlerRequest], Protocol):
     """Messages that can be handled in chunks."""
 
     async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> timedelta | None:
@@ -68,22 +72,6 @@ class ClaimedChunk:
     def since(self) -> float:
         """`time.monotonic` before the claims were requested."""
         return self.claims[0].since if self.claims else math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRequest:
-    """The requests of a chunk, and the verdicts on its messages that need no call."""
-
-    requests: Sequence[HandlerRequest]
-    verdicts: Verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkAnswer:
-    """The answers to the requests of a chunk, and the verdicts on its other messages."""
-
-    answers: Mapping[UUID, Answered]
-    verdicts: Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +96,27 @@ class ChunkRows:
     async def renew(self, chunk: ClaimedChunk) -> bool:
         return await self.claims.renew(chunk.claims, self.lease)
 
-    def request(self, chunk: ClaimedChunk) -> ChunkRequest | Decided[Verdicts]:
-        requests: list[HandlerRequest] = []
-        verdicts: dict[UUID, Disposition] = {}
-        for claim in chunk.claims:
-            request = self.rows.request(claim)
-            if isinstance(request, Decided):
-                verdicts[claim.row.message_id] = request.verdict
-            else:
-                requests.append(request)
-        return ChunkRequest(requests, verdicts) if requests else Decided(verdicts)
+    def request(self, chunk: ClaimedChunk) -> ChunkRequest:
+        return {claim.row.message_id: self.rows.request(claim) for claim in chunk.claims}
 
     async def ask(self, request: ChunkRequest) -> ChunkAnswer:
-        return ChunkAnswer(await self.ask_all(request.requests), request.verdicts)
+        answers: dict[UUID, Answered | Decided[Disposition]] = {}
+        requests: list[HandlerRequest] = []
+        for id, one in request.items():
+            if isinstance(one, Decided):
+                answers[id] = one
+            else:
+                requests.append(one)
+        return answers | {**await self.ask_all(requests)} if requests else answers
 
     def decide(self, answer: ChunkAnswer, chunk: ClaimedChunk, _seconds: float) -> Verdicts:
-        verdicts = {**answer.verdicts}
+        verdicts: dict[UUID, Disposition] = {}
         for claim in chunk.claims:
-            if (answered := answer.answers.get(claim.row.message_id)) is not None:
-                verdicts[claim.row.message_id] = self.rows.decide(answered[0], claim, answered[1])
+            one = answer[claim.row.message_id]
+            if isinstance(one, Decided):
+                verdicts[claim.row.message_id] = one.verdict
+            else:
+                verdicts[claim.row.message_id] = self.rows.decide(one[0], claim, one[1])
         return verdicts
 
     async def settle(self, chunk: ClaimedChunk, verdicts: Verdicts) -> dict[UUID, timedelta]:

@@ -76,7 +76,7 @@ class Steps(Protocol[KeyT_contra, ClaimT, RequestT, AnswerT, VerdictT_co, LaterT
         """Report an answer that took ``seconds``, and decide what follows from it."""
 
 
-class Rows(
+class SingleRows(
     Steps[KeyT_contra, ClaimT, RequestT, HandlerResult, Disposition, timedelta],
     Protocol[KeyT_contra, ClaimT, RequestT],
 ):
@@ -107,7 +107,7 @@ class Terms:
     limit: timedelta | None = None
 
 
-class ThreadRows(Rows[KeyT, ClaimT, RequestT], Protocol[KeyT, ClaimT, RequestT]):
+class ThreadRows(SingleRows[KeyT, ClaimT, RequestT], Protocol[KeyT, ClaimT, RequestT]):
     """Rows whose plain functions run in worker threads, which send the statements themselves."""
 
     def terms(self, key: KeyT, /) -> Terms | None:

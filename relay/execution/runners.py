@@ -37,7 +37,7 @@ from relay.execution.rows import (
     KeyT,
     LaterT,
     RequestT,
-    Rows,
+    SingleRows,
     Steps,
     Terms,
     ThreadRows,
@@ -105,7 +105,7 @@ class Completions(Generic[KeyT, ClaimT, RequestT]):
 
     def __init__(
         self,
-        rows: Rows[KeyT, ClaimT, RequestT],
+        rows: SingleRows[KeyT, ClaimT, RequestT],
         loop: asyncio.AbstractEventLoop,
         *,
         pause: float = GATHER_S,
