@@ -127,9 +127,9 @@ def command(
 
 def _register(registration: Registration) -> Callable[[type[Model]], type[Model]]:
     def register(model: type[Model]) -> type[Model]:
-        wanted = registration.aggregate_id
-        if wanted is not None and wanted not in model.model_fields:
-            raise InvalidEvent(f"{model.__name__} has no field {wanted!r}", field="aggregate_id")
+        name = registration.aggregate_id
+        if name is not None and name not in model.model_fields:
+            raise InvalidEvent(f"{model.__name__} has no field {name!r}", field="aggregate_id")
         setattr(model, _ATTRIBUTE, registration)
         return model
 

@@ -68,7 +68,7 @@ def _id(text: str | None) -> Id | None:
         return None
 
 
-def _only(wanted: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+def _only(header: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The value of a header that was given once."""
-    found = [value for name, value in headers if name.lower() == wanted]
+    found = [value for name, value in headers if name.lower() == header]
     return found[0].decode(errors="replace") if len(found) == 1 else None

@@ -67,8 +67,8 @@ def read(function: Callable[..., Any], *, units: bool) -> BusHandler:
     needed = [p for p in plain if p.default is p.empty] or plain[:1]
     positional = all(p.kind is not p.KEYWORD_ONLY for p in needed)
     if not positional or not 1 <= len(needed) <= 1 + units:
-        wanted = "(message) or (message, unit)" if units else "(message)"
-        raise InvalidHandler("cannot be called by the bus", field=describe(function), hint=f"take {wanted}")
+        expected = "(message) or (message, unit)" if units else "(message)"
+        raise InvalidHandler("cannot be called by the bus", field=describe(function), hint=f"take {expected}")
     return BusHandler(function, takes_unit=len(needed) == 2)
 
 

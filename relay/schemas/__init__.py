@@ -22,9 +22,9 @@ def schema(name: str, version: str | None = None) -> str:
     """The text of a schema, of the newest version if none is given. Raises InvalidRequest."""
     known = versions(name)
     if not known or (version is not None and version not in known):
-        asked = name if version is None else f"{name}.{version}"
+        shown = name if version is None else f"{name}.{version}"
         listed = ", ".join(f"{it}.{number}" for it, numbers in names().items() for number in numbers)
-        raise InvalidRequest(f"there is no schema {asked[:80]!r}", hint=f"there are: {listed}")
+        raise InvalidRequest(f"there is no schema {shown[:80]!r}", hint=f"there are: {listed}")
     return known[version or list(known)[-1]]
 
 

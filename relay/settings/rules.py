@@ -217,9 +217,9 @@ def _filters_reach(settings: Settings) -> Problems:
     declared = {stream.name: stream for _, stream in _all_streams(settings)}
     for subscription in _all_subscriptions(settings):
         stream = declared.get(subscription.stream)
-        wanted = subscription.filter_subject
-        if stream and not any(subjects_overlap(wanted, subject) for subject in stream.subjects):
-            message = f"{wanted} is outside {stream.name}, which holds {', '.join(stream.subjects)}"
+        pattern = subscription.filter_subject
+        if stream and not any(subjects_overlap(pattern, subject) for subject in stream.subjects):
+            message = f"{pattern} is outside {stream.name}, which holds {', '.join(stream.subjects)}"
             yield SettingProblem(_sub(subscription, "filter_subject"), message)
 
 

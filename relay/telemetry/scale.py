@@ -60,7 +60,7 @@ class Scale:
         self._patience = patience
         self._lock = Lock()
         self._readings: dict[str, _Reading] = {}
-        self._asked: dict[str, Future[None]] = {}
+        self._under_way: dict[str, Future[None]] = {}
 
     def __call__(self, fact: Fact, /) -> None:
         """Keep a lag."""
@@ -118,13 +118,13 @@ class Scale:
     def _begin(self, context: str) -> Future[None] | None:
         """Have a lag read that is not fresh; returns the reading under way, if there is one."""
         with self._lock:
-            asked = self._asked.get(context)
-            if asked is not None and not asked.done():
-                return asked
+            reading = self._under_way.get(context)
+            if reading is not None and not reading.done():
+                return reading
             if self._fresh(context):
                 return None
-            asked = self._asked[context] = self._ask(context)
-            return asked
+            reading = self._under_way[context] = self._ask(context)
+            return reading
 
     def _fresh(self, context: str) -> bool:
         reading = self._readings.get(context)
