@@ -64,7 +64,7 @@ CODES: Final = (
     ),
     Code(
         "worker_died",
-        "exhausted: [0-9]+ attempts, the last one (without an answer|was cut short)",
+        "exhausted: [0-9]+ attempts, the last one without an answer",
         "the worker died in the last attempt",
     ),
     Code(
