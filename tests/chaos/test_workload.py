@@ -268,7 +268,9 @@ def test_an_answer_that_never_comes_leaves_the_outcome_unknown(
         outcomes: list[Outcome] = []
         thread = threading.Thread(target=lambda: outcomes.append(one.plain(2, events[1:2], together=True)))
         thread.start()
+        begun = time.monotonic()
         wait_for("the producer is woken up", lambda: one.watch() or not thread.is_alive())
+        assert time.monotonic() - begun < 20, "it was not the patience of half a second that woke it up"
         assert outcomes == [Outcome.UNKNOWN]
         link.heal()
         assert one.session(3, events[2:]) is Outcome.OK
