@@ -42,9 +42,10 @@ _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
 class IncidentStatus(Enum):
-    """The state of an incident. It is ``open`` until an operator decides."""
+    """The state of an incident. It is ``open`` until an operator decides, and again after a time ``snoozed``."""
 
     OPEN = "open"
+    SNOOZED = "snoozed"
     REQUEUED = "requeued"
     DISCARDED = "discarded"
     RESOLVED = "resolved"
@@ -148,10 +149,17 @@ def gone() -> RelayError:
 
 
 def close_refusal(candidate: Candidate) -> RelayError | None:
-    """Why this incident cannot be discarded or resolved; None if it can."""
-    if candidate.status is IncidentStatus.OPEN:
+    """Why this incident cannot be discarded, resolved or snoozed; None if it can."""
+    if candidate.status in (IncidentStatus.OPEN, IncidentStatus.SNOOZED):
         return None
     return IncidentClosed(f"is not open but {candidate.status.value}")
+
+
+def wake_refusal(candidate: Candidate) -> RelayError | None:
+    """Why this incident cannot be woken; None if it is snoozed."""
+    if candidate.status is IncidentStatus.SNOOZED:
+        return None
+    return IncidentClosed(f"is not snoozed but {candidate.status.value}")
 
 
 def unknown(id: int) -> RelayError:

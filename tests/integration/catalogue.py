@@ -151,6 +151,7 @@ DEAD_LETTERS: dict[str, Column] = {
     "closed_by": (TEXT, NULL, None),
     "note": (TEXT, NULL, None),
     "originals": (JSONB, NULL, None),
+    "snoozed_until": (TIME, NULL, None),
 }
 _STATES = "ARRAY['open'::text, 'requeued'::text, 'discarded'::text, 'resolved'::text]"
 _CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text]"
@@ -308,6 +309,8 @@ RULES = {
     "relay_archive_locks": "1785882991",
     "relay_holds_back": "(((generation = 0) OR (later_generation > 0))"
     " AND ((dead_at IS NULL) OR dead_head_blocks))",
+    "relay_incident_state": "CASE WHEN (((incident).status = 'open'::text) AND ((incident).snoozed_until > now()))"
+    " THEN 'snoozed'::text ELSE (incident).status END",
     "relay_is_free": "(((claimed_until IS NULL) OR (claimed_until < now()))"
     " AND ((next_attempt_at IS NULL) OR (next_attempt_at <= (now() + early))))",
     "relay_holds_key": "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))",

@@ -72,6 +72,11 @@ class Rows:
             ("GET", f"{context}/dead-letters/groups"): [{}],
             ("GET", f"{context}/dead-letters/{{id}}"): [{}, {"payload": True}],
             ("POST", f"{context}/dead-letters/requeue"): [dry, {"ids": [self.letters[0], 2**40]}],
+            ("POST", f"{context}/dead-letters/snooze"): [
+                {**dry, "for": "1h"},
+                {"ids": [self.letters[3]], "for": "1h"},
+            ],
+            ("POST", f"{context}/dead-letters/wake"): [dry, {"ids": [self.letters[3]]}],
             ("POST", f"{context}/dead-letters/discard"): [{"ids": [self.letters[1]], "note": "a test"}],
             ("POST", f"{context}/dead-letters/resolve"): [{"ids": [self.letters[2]], "note": "a test"}],
             ("GET", f"{context}/tasks"): [some, {"thorough": True}],

@@ -28,6 +28,7 @@ from relay.domain.incidents import (
     release_refusal,
     requeue_refusal,
     unknown,
+    wake_refusal,
 )
 from relay.domain.operators import Operator, Outcome, judge
 from relay.domain.traceparent import trace_id
@@ -132,6 +133,23 @@ class PostgresIncidents(Operations):
         """Close incidents that were solved by other means. Otherwise like `discard`."""
         return await self._close(ids, IncidentStatus.RESOLVED, "dlq.resolve", by)
 
+    async def snooze(self, ids: Sequence[int], by: Operator, *, duration: timedelta | None) -> Outcome:
+        """Hide incidents from the open ones for a time. Then they are open again, and an alert names them again.
+
+        An incident is refused with UNKNOWN_INCIDENT or INCIDENT_CLOSED.
+        """
+        refusal, action = (close_refusal, "dlq.snooze") if duration else (wake_refusal, "dlq.wake")
+        async with self._source() as conn, conn.transaction():
+            wanted, refused = await _judged(conn, ids, refusal)
+            if wanted:
+                await conn.execute(statement("incidents/snooze"), {"ids": wanted, "duration": duration})
+                await audit(conn, action, wanted, by)
+        return Outcome(tuple(map(str, wanted)), tuple(refused))
+
+    async def wake(self, ids: Sequence[int], by: Operator) -> Outcome:
+        """Open snoozed incidents again, without another alert. Any other is refused with INCIDENT_CLOSED."""
+        return await self.snooze(ids, by, duration=None)
+
     async def _close(self, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> Outcome:
         if not (by.note or "").strip():
             raise InvalidRequest("say why", field="note")
@@ -143,9 +161,12 @@ class PostgresIncidents(Operations):
 
 
 def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -> dict[str, Any]:
+    statuses = [status.value for status in wanted.statuses] or None
     return {
         **asdict(wanted),
-        "statuses": [status.value for status in wanted.statuses] or None,
+        "statuses": statuses,
+        # A snoozed incident is stored as an open one.
+        "stored": statuses and ["open" if it == "snoozed" else it for it in statuses],
         "kinds": [kind.value for kind in wanted.kinds] or None,
         "message_name": wanted.message_id if isinstance(wanted.message_id, str) else None,
         "message_id": as_key(wanted.message_id),

@@ -8,7 +8,7 @@ from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.domain.errors import UnknownIncident
 from relay.domain.incidents import IncidentFilter, IncidentStatus
 from relay.domain.policies import DeadLetterClass
-from relay.ops.kinds.model import Action, Column, Filter, Kind
+from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind
 from relay.ops.kinds.shared import CHAIN, CORRELATION, EVENT_TYPE, REASON, SUBSCRIPTION, since
 
 DEAD_LETTERS: Final = Kind(
@@ -61,6 +61,7 @@ DEAD_LETTERS: Final = Kind(
         Column(name="subject", label="Subject"),
         Column(name="stream", label="In the stream", show="place", beside="stream_seq"),
         Column(name="stream_seq", label="Sequence in the stream", on_page=False),
+        Column(name="snoozed_until", label="Snoozed until", show="time", states=("snoozed",)),
         Column(name="closed_at", label="Closed", show="time"),
         Column(name="closed_by", label="Closed by"),
         Column(name="note", label="Note"),
@@ -83,7 +84,36 @@ DEAD_LETTERS: Final = Kind(
             past="requeued",
             done="goes to its handler again",
             states=("open",),
-            fits=("open", "discarded", "resolved"),
+            fits=("open", "snoozed", "discarded", "resolved"),
+        ),
+        Action(
+            name="snooze",
+            label="Snooze",
+            about="Hide dead letters from the open ones for a time. Then they are open again, with another alert.",
+            past="snoozed",
+            done="is hidden until its time",
+            states=("open",),
+            fits=("open", "snoozed"),
+            arguments=(
+                Argument(
+                    name="for",
+                    parameter="duration",
+                    label="For",
+                    meaning="How long",
+                    hint="1h",
+                    form="duration",
+                ),
+            ),
+            undo="wake",
+        ),
+        Action(
+            name="wake",
+            label="Wake",
+            about="Open snoozed dead letters again before their time.",
+            past="woken",
+            done="is open again",
+            states=("snoozed",),
+            fits=("snoozed",),
         ),
         Action(
             name="resolve",
@@ -92,7 +122,7 @@ DEAD_LETTERS: Final = Kind(
             past="resolved",
             done="is closed as resolved",
             states=("open",),
-            fits=("open",),
+            fits=("open", "snoozed"),
             needs_note=True,
             undo="requeue",
         ),
@@ -103,7 +133,7 @@ DEAD_LETTERS: Final = Kind(
             past="discarded",
             done="is given up",
             states=("open",),
-            fits=("open",),
+            fits=("open", "snoozed"),
             needs_note=True,
             harsh=True,
             undo="requeue",

@@ -3,7 +3,8 @@ WITH found AS MATERIALIZED (
     SELECT d.id
     FROM dead_letters AS d
     WHERE (%(statuses)s::text[] IS NULL
-           OR d.status = ANY (%(statuses)s::text[]) AND relay_incident_state(d) = ANY (%(statuses)s::text[]))
+           OR d.status = ANY (%(stored)s::text[])
+              AND (d.status <> 'open' OR relay_incident_state(d) = ANY (%(statuses)s::text[])))
       AND (%(kinds)s::text[] IS NULL OR d.class = ANY (%(kinds)s::text[]))
       AND (%(subscription)s::text IS NULL OR d.subscription = %(subscription)s)
       AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
@@ -24,7 +25,7 @@ WITH found AS MATERIALIZED (
 SELECT d.id, d.message_id, d.occurrence, d.recorded_at, d.subscription, d.subject, d.stream, d.stream_seq,
        d.event_type, d.correlation_id, d.causation_id, d.originals, d.class, d.reason, d.attempts,
        relay_incident_state(d) AS status,
-       d.closed_at, d.closed_by, d.note,
+       d.snoozed_until, d.closed_at, d.closed_by, d.note,
        CASE WHEN d.status = 'requeued' THEN i.processed_at END AS handled_at,
        least(%(counted)s, (SELECT count(*) FROM found)) AS total
 FROM page
