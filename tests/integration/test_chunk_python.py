@@ -20,7 +20,6 @@ from sqlalchemy.orm import Session
 from consumer.functions import MAX_CALLS
 from consumer.handlers import AlreadyProcessed, MessageContext, Poison
 from relay import Event, Outbox
-from relay.adapters.postgres import budget
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.devstack import NatsServer
 from relay.domain.facts import HandlerAnswered
@@ -139,12 +138,10 @@ async def test_a_chunk_is_one_transaction_out_of_which_what_fails_is_left(calls:
     assert (await calls.sub.row(ids[3]))["last_error"].startswith(f"RuntimeError at {__name__}.fail:")
 
 
-async def test_a_chunk_that_gets_no_connection_spends_no_attempts(
-    calls: Handling, kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budget, "WAIT_S", 0.01)
+async def test_a_chunk_that_gets_no_connection_spends_no_attempts(calls: Handling, kind: Any) -> None:
     handler = calls.handler(kind(fail))
-    monkeypatch.setattr(handler.transactions._connections._budget, "most_alike", 0)
+    budget = handler.transactions._connections._budget
+    budget.wait, budget.most_alike = 0.01, 0
     ids = [await calls.received({"do": "nothing"}) for _ in range(3)]
     assert [*await calls.sub.chunk(handler).run(ids)] == ids
     rows = [await calls.sub.row(id) for id in ids]

@@ -13,8 +13,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from relay.adapters.postgres import budget as budget_module
-from relay.adapters.postgres import pool as pool_module
 from relay.adapters.postgres.budget import Budget, Budgets
 from relay.adapters.postgres.pool import Pool, connection, create_pool
 from relay.adapters.postgres.transactions import HandlerTransactions
@@ -50,9 +48,7 @@ async def test_connections_that_the_server_closed_are_not_lent(
         await pool.close()
 
 
-async def test_callers_that_find_none_queue_and_then_are_told(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_callers_that_find_none_queue_and_then_are_told(database_url: str) -> None:
     """Pools of one process to one server share its connections, whatever the database."""
     budget = Budget(4)
     pools = [create_pool(database_url, max_size=8, application_name=NAME, budget=budget) for _ in range(3)]
@@ -64,7 +60,7 @@ async def test_callers_that_find_none_queue_and_then_are_told(
             waits = asyncio.create_task(once(pools[1]))
             also = asyncio.create_task(once(pools[0]))
             await eventually("both wait", lambda: len(budget._waiting) == 2)
-            monkeypatch.setattr(budget_module, "WAIT_S", 0.01)
+            budget.wait = 0.01
             with pytest.raises(ConnectionsBusy, match="max_connections"):
                 await once(pools[2])
             pid = last.info.backend_pid
@@ -73,11 +69,9 @@ async def test_callers_that_find_none_queue_and_then_are_told(
         assert budget.open == 4
 
 
-async def test_a_pool_lends_no_more_at_a_time_than_it_may(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "WAIT_S", 0.01)
-    async with create_pool(database_url, max_size=1, application_name=NAME) as pool, connection(pool) as held:
+async def test_a_pool_lends_no_more_at_a_time_than_it_may(database_url: str) -> None:
+    made = create_pool(database_url, max_size=1, application_name=NAME, budget=Budget(wait=0.01))
+    async with made as pool, connection(pool) as held:
         pool.timeout = 0.01
         with pytest.raises(ConnectionsBusy, match="all 1 connections to the database"):
             await once(pool)
@@ -106,10 +100,10 @@ async def test_what_a_user_leaves_behind_harms_nobody(database_url: str) -> None
 
 
 async def test_connections_that_nobody_uses_are_closed_after_a_while(
-    database_url: str, administrator: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    database_url: str, administrator: psycopg.Connection
 ) -> None:
-    monkeypatch.setattr(budget_module, "IDLE_S", 0.1)
-    async with create_pool(database_url, max_size=2, application_name=NAME) as pool:
+    budget = Budget(idle=0.1)
+    async with create_pool(database_url, max_size=2, application_name=NAME, budget=budget) as pool:
         assert administrator.execute(HERE, [NAME]).fetchall() == [], "nobody has asked for one"
         await once(pool)
         await eventually("it is closed", lambda: administrator.execute(HERE, [NAME]).fetchall() == [])

@@ -29,7 +29,6 @@ from consumer.handlers import (
     load,
 )
 from relay import Event, Outbox, RequestContext
-from relay.adapters.postgres import budget
 from relay.bus.errors import InvalidCommand
 from relay.devstack import NatsServer
 from relay.domain.disclosure import stack_of
@@ -90,10 +89,10 @@ async def test_a_function_that_gets_no_connection_spends_no_attempt(
     calls: Handling, kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow functions hold all connections: the messages behind them must not become dead letters."""
-    monkeypatch.setattr(budget, "WAIT_S", 0.01)
     message_id = await calls.received()
     handler = calls.handler(kind(nothing))
     runner, connections = calls.process(handler), handler.transactions._connections._budget
+    connections.wait = 0.01
     if calls.ahead:
         assert isinstance(runner, InThread)
         await asyncio.to_thread(runner.claim_ahead, [message_id])

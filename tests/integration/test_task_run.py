@@ -18,7 +18,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from relay import RequestContext
-from relay.adapters.postgres import budget
 from relay.domain.disclosure import stack_of
 from relay.domain.errors import AlreadyProcessed, ConnectionsBusy, DomainError
 from relay.domain.facts import TaskCompleted, TaskFailed, TaskRetried, TaskUnhandled
@@ -63,10 +62,10 @@ KINDS = [with_session, with_connection, with_async_session, with_async_connectio
 async def test_a_function_that_gets_no_connection_spends_no_attempt(
     tasks: Tasks, function: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "WAIT_S", 0.01)
     tasks.register(function)
     [id] = tasks.schedule(Mail(n=1))
     taken, keep = tasks.transactions._connections._budget, tasks.rows.terms(TaskKey(id, "mail"))
+    taken.wait = 0.01
     if tasks.ahead and keep is not None:
         tasks.claim_ahead(TaskRef(id, "mail", "default", 0))
         tasks.ahead = False

@@ -10,7 +10,6 @@ import pytest
 from dramatiq.middleware import TimeLimitExceeded
 from dramatiq.middleware.threading import raise_thread_exception
 
-from relay.adapters.postgres import budget as module
 from relay.adapters.postgres.budget import Budget, Budgets, Owner
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
 
@@ -25,11 +24,6 @@ class Line:
 
     def finish(self) -> None:
         self.finished = True
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAIT_S", 0.01)
 
 
 async def test_what_was_given_back_last_is_taken_first_and_by_its_owner_only() -> None:
@@ -106,9 +100,8 @@ async def test_a_thread_waits_too() -> None:
     assert got == [line]
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_who_waits_in_vain_is_told_what_to_change_and_takes_nothing() -> None:
-    budget = Budget(4)
+    budget = Budget(4, wait=0.01)
     owner = budget.owner()
     for _ in range(4):
         await budget.take(owner)
@@ -164,10 +157,9 @@ async def test_a_thread_that_is_interrupted_while_it_waits_takes_nothing() -> No
     assert [kept for _, kept in owner.idle] == [line]
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_functions_leave_a_part_to_the_relay_itself() -> None:
     """Functions that run for long, one in each thread, must not keep it from renewing their claims."""
-    budget = Budget(8)
+    budget = Budget(8, wait=0.01)
     functions, relay = budget.owner(lent=True), budget.owner()
     for _ in range(6):
         assert await budget.take(functions) is None
@@ -214,10 +206,9 @@ async def _taken(budget: Budget, owner: Owner) -> int:
     raise AssertionError
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_database_whose_functions_and_statements_hang_leaves_a_part_to_the_others() -> None:
     """Functions that call a slow service, each with its connection, and statements that wait for a lock."""
-    budget = Budget(16)
+    budget = Budget(16, wait=0.01)
     functions, statements = budget.owner("dbname=sea", lent=True), budget.owner("dbname=sea")
     also = budget.owner("dbname=sea user=handlers", lent=True)
     others, relay = budget.owner("dbname=vibes", lent=True), budget.owner("dbname=vibes")
@@ -230,9 +221,8 @@ async def test_a_database_whose_functions_and_statements_hang_leaves_a_part_to_t
     assert await _taken(budget, relay) == 1
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_statements_of_a_database_that_hang_leave_a_part_to_the_others() -> None:
-    budget = Budget(16)
+    budget = Budget(16, wait=0.01)
     statements, others = budget.owner("dbname=sea"), budget.owner("dbname=sea options=-csearch_path=vibes")
     assert await _taken(budget, statements) == 12
     assert await _taken(budget, others) == 4

@@ -25,10 +25,6 @@ from relay.domain.errors import ConnectionsBusy
 
 #: How many connections a process has to a server by default.
 MOST: Final = 64
-#: For how many seconds a caller waits for a connection.
-WAIT_S: Final = 10.0
-#: A connection that was unused for so many seconds is closed.
-IDLE_S: Final = 10.0
 #: Functions leave this part of the connections (a quarter) to the relay's own statements, which renew and settle
 #: claims. A single database leaves the same part to others, because it or its functions may hang.
 _KEPT_BACK: Final = 4
@@ -78,15 +74,16 @@ _Found: TypeAlias = "Kept | None"
 class Budget:
     """The connections of a process to one server. All methods may be called in any thread.
 
-    A caller that takes a connection, or room for one, gives it back. If there is no room, the caller queues.
+    A caller that takes a connection, or room for one, gives it back. If there is no room, the caller queues, for
+    ``wait`` seconds at most. A connection that was unused for ``idle`` seconds is closed.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self.most = most
-        #: How many connections all functions may have together. One of several databases may have as many.
+    def __init__(self, most: int = MOST, *, wait: float = 10.0, idle: float = 10.0) -> None:
+        self.most, self.wait, self._idle = most, wait, idle
+        #: Limit of all functions together; also of one database, if there are several.
         kept_back = max(1, most // _KEPT_BACK)
         self.most_alike = max(1, most - kept_back)
-        #: How many the functions of one of several databases may have. So its own statements have a quarter, too.
+        #: Limit of the functions of one database, if there are several. So its own statements have a quarter, too.
         self._most_lent = max(1, most - 2 * kept_back)
         self._lock = threading.Lock()
         self._owners: set[Owner] = set()
@@ -117,7 +114,7 @@ class Budget:
         if not isinstance(found, Future):
             return found
         try:
-            await asyncio.wait([asyncio.wrap_future(found)], timeout=WAIT_S)
+            await asyncio.wait([asyncio.wrap_future(found)], timeout=self.wait)
         except asyncio.CancelledError:
             self._renounce(owner, found)
             raise
@@ -132,7 +129,7 @@ class Budget:
             return found
         try:
             with suppress(TimeoutError):
-                return found.result(WAIT_S)
+                return found.result(self.wait)
         except BaseException:  # a time limit, for one, interrupts the thread
             self._renounce(owner, found)
             raise
@@ -236,7 +233,7 @@ class Budget:
         with self._lock:
             most = min((most for _, most in self._full(owner)), default=self.most)
         return ConnectionsBusy(
-            f"all {most} connections that this work may have to the server were in use for {WAIT_S:g} s",
+            f"all {most} connections that this work may have to the server were in use for {self.wait:g} s",
             hint="raise max_connections, or run more processes",
         )
 
@@ -273,8 +270,8 @@ class Budget:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(IDLE_S / 4)
-            self.close_idle(IDLE_S)
+            await asyncio.sleep(self._idle / 4)
+            self.close_idle(self._idle)
 
 
 class Budgets:

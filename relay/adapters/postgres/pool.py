@@ -19,7 +19,7 @@ from psycopg.pq import Format as PqFormat
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
 
-from relay.adapters.postgres.budget import WAIT_S, Budget
+from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.failures import migrated, reached, reaching, reason
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
@@ -50,7 +50,7 @@ _USUAL: Final = psycopg.adapters.get_loader(types["timestamptz"].oid, PqFormat.T
 
 
 class _Time(Loader):
-    """Reads every time that PostgreSQL can hold. What Python cannot hold becomes the nearest time that it can.
+    """Loads any timestamp of PostgreSQL. One that Python cannot hold becomes the nearest that it can.
 
     A producer may write any time, for example "-infinity". Such a row must not make other rows unreadable.
     The limits are one day inside of Python's, so that each time can be shown in any time zone.
@@ -73,7 +73,7 @@ class _Time(Loader):
 
 
 class AsyncConnection(psycopg.AsyncConnection[Any]):
-    """A connection of ours, which reads every time that PostgreSQL can hold."""
+    """A connection of ours, which loads any timestamp of PostgreSQL."""
 
     @classmethod
     async def connect(cls, *arguments: Any, **options: Any) -> Any:
@@ -187,14 +187,14 @@ class Pool:
         if not self._turns.locked():
             await self._turns.acquire()
             return
-        for limit in (self.timeout, WAIT_S - self.timeout):
+        for limit in (self.timeout, self._budget.wait - self.timeout):
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await self._turns.acquire()
                     return
             if self._away is not None:
                 raise DatabaseUnreachable(self._away.message, hint=self._away.hint)
-        text = f"all {self.max_size} connections to the database were in use for {WAIT_S:g} s"
+        text = f"all {self.max_size} connections to the database were in use for {self._budget.wait:g} s"
         raise ConnectionsBusy(text, hint="is it slow? relay doctor says what delays it")
 
     async def _connect(self) -> Any:
