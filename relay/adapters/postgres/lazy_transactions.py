@@ -1,7 +1,8 @@
-"""The connections that are lent to functions. They hold a command back until another command follows it.
+"""Connections for functions that begin transactions and savepoints late.
 
-If a function asks the server nothing, its savepoint would double the cost of its message. And a savepoint need not
-be released if the transaction ends next. Everything that the driver, SQLAlchemy or a function sends goes through
+BEGIN and SAVEPOINT are sent together with the first statement of the function. Without a statement nothing is sent,
+and no RELEASE before a COMMIT. For a function that asks the server nothing, they would double the cost of its
+message. Everything that the driver, SQLAlchemy or a function sends goes through
 `wait`, including the first command. Engines on top of these connections are made with `DIALECT`.
 """
 

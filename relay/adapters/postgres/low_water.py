@@ -1,4 +1,4 @@
-"""Low-water marks: the seq at which a claim begins to read a lane, past the published events before it.
+"""Low-water marks: for each lane, the `seq` below which nothing is left to publish. A claim reads from there.
 
 Published events stay in the index of ready ones while any snapshot is older than their publication, and a claim
 would read past all of them. So while claims are slow, a process finds out below which seq a lane has nothing left.
@@ -25,21 +25,25 @@ from relay.domain.ordering import LANES
 
 #: The lane of the events without a key.
 NO_LANE: Final = -1
-#: A claim that takes longer than SLOW_S may read past many published events. It surely does if consecutive
-#: slow claims take TOGETHER_S in sum. A busy machine also makes a few claims slow.
+#: A claim that takes longer than these seconds may read past many published events.
 SLOW_S: Final = 0.025
+#: It surely does if consecutive slow claims take so many seconds together: a busy machine makes a few claims slow.
 TOGETHER_S: Final = 0.25
-#: The pause between two searches for how far everything is decided, in seconds. The pause grows while a step takes
-#: the server less than _SHORT_S: then the published entries are removed and marks help little.
+#: The pause between two searches for how far everything is decided, in seconds.
 PAUSE_S: Final = 0.1
+#: The longest such pause.
 _MAX_PAUSE_S: Final = 1.6
+#: A step that takes the server less makes the pause longer: the published entries are removed, and marks help little.
 _SHORT_S: Final = 0.005
-#: How many seq values the first step covers, and the fewest and the most. After a step that took less than
-#: _QUICK_S, the next one is longer. One step over everything could hit the statement time-out again and again.
+#: How many seq values the first step covers. One step over everything could hit the statement time-out each time.
 _FIRST_STEP_SEQS: Final = 50_000
+#: The fewest seq values of a step.
 _MIN_STEP_SEQS: Final = 10_000
+#: The most.
 _MAX_STEP_SEQS: Final = 2**60
+#: After a step that took less, in seconds, the next one is longer.
 _QUICK_S: Final = 0.1
+#: The time-out of a step.
 _PATIENCE: Final = "SET LOCAL statement_timeout = '500ms'"
 #: How long the steps of one search may take in sum, in seconds.
 _LOOK_S: Final = 1.0

@@ -26,9 +26,11 @@ from relay.domain.errors import UpgradeBlocked
 
 #: How long one step may be tried, in seconds.
 STEP_TIMEOUT_S: Final = 600.0
-#: How long a step that blocks others waits for its lock, and how many seconds it pauses before the next try.
+#: How long a step that blocks others waits for its lock.
 _LOCK_TIMEOUT: Final = "300ms"
+#: The pause of such a step before its next try, in seconds.
 _PAUSE_S: Final = 1.0
+#: How often to look whether another upgrade is over, in seconds.
 _POLL_INTERVAL_S: Final = 0.1
 #: Alembic keeps the running migration in module globals, so only one thread at a time may run it.
 ALEMBIC: Final = threading.Lock()
