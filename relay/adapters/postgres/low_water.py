@@ -33,7 +33,7 @@ TOGETHER_S: Final = 0.25
 PAUSE_S: Final = 0.1
 #: The longest such pause.
 _MAX_PAUSE_S: Final = 1.6
-#: A step that takes the server less makes the pause longer: the published entries are removed, and marks help little.
+#: A step that takes the server less makes the pause longer: published entries are removed, and marks help little.
 _SHORT_S: Final = 0.005
 #: How many seq values the first step covers. One step over everything could hit the statement time-out each time.
 _FIRST_STEP_SEQS: Final = 50_000
