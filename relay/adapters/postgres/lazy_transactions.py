@@ -1,9 +1,9 @@
 """Connections for functions that begin transactions and savepoints late.
 
 BEGIN and SAVEPOINT are sent together with the first statement of the function. Without a statement nothing is
-sent, and no RELEASE before a COMMIT. For a function that asks the server nothing, they would double the cost of its
-message. Everything that the driver, SQLAlchemy or a function sends goes through
-`wait`, including the first command. Engines on top of these connections are made with `DIALECT`.
+sent, and no RELEASE before a COMMIT. For a function that asks the server nothing, they would double the cost of
+its message. Everything that the driver, SQLAlchemy or a function sends goes through `wait`, including the first
+command. Engines on top of these connections are made with `DIALECT`.
 """
 
 from __future__ import annotations
