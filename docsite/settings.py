@@ -36,7 +36,8 @@ HEAD = """\
 # Settings
 
 All keys of `relay.toml`. Any key may be set by its variable instead, which wins over the file; an empty variable
-counts as not set. In a variable `NAME` is the name of the context or subscription in capitals, with `_` for `-`.
+counts as not set. Each section says how its variables begin: there `KEY` is the key and `NAME` the name of the context
+or subscription, both in capitals, the name with `_` for `-`.
 `relay config` shows each value that holds, and where it comes from. A secret may be in a file: the key with
 `_file` behind it, or the variable with `_FILE`. In a text of the file `${NAME:-default}` stands for a variable.
 `RELAY_CONFIG` names another file than `relay.toml`.
@@ -113,13 +114,13 @@ def page() -> str:
         parts.append(f"## {f'`[{path}]`' if path else 'At the top'}\n\n{meanings['']}\n")
         if not keys(model):
             continue
-        rows = ["| Key | Meaning | Default | Unit | Variable |", "|---|---|---|---|---|"]
+        if not path.endswith("routes"):
+            parts.append(f"Variables: `RELAY_{path.upper().replace('.', '__')}{'__' if path else ''}KEY`.\n")
+        rows = ["| Key | Meaning | Default | Unit |", "|---|---|---|---|"]
         for key, field in keys(model).items():
             where = f"{path}.{key}".lstrip(".")
             default = "required" if field.is_required() and where not in known else known.get(where, "")
-            variable = "RELAY_" + where.upper().replace(".", "__")
-            shown = "" if path.endswith("routes") else f"`{variable}`"
             value = f"`{default}`" if default not in ("none", "required", "") else default
-            rows.append(f"| `{key}` | {meanings[key]} | {value} | {unit(key, field)} | {shown} |")
+            rows.append(f"| `{key}` | {meanings[key]} | {value} | {unit(key, field)} |")
         parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)
