@@ -43,8 +43,8 @@ def ack_before_commit() -> None:
     accept = PullMessages.accept
 
     async def acknowledge_first(self: PullMessages, deliveries: Sequence[Any]) -> int:
-        await self._consumer.ack([delivery.reply for delivery in deliveries])
-        await self._consumer.state()  # answered after the acknowledgements are taken
+        await self.consumer.ack([delivery.reply for delivery in deliveries])
+        await self.consumer.state()  # answered after the acknowledgements are taken
         return await accept(self, deliveries)
 
     async def look_away(self: Recovery, find: FindMissing, page: int | None = None) -> int:
