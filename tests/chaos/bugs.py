@@ -56,13 +56,13 @@ def ack_before_commit() -> None:
 
 def skip_mark() -> None:
     """Some events are published and not marked."""
-    mark = outbox._Claim.mark_published
+    mark = outbox._OutboxClaim.mark_published
 
     async def mark_some(self: Any, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
         marked = await mark(self, {id: ack for id, ack in acks.items() if crc32(id.encode()) % 5})
         return dict.fromkeys(acks, datetime.now(UTC)) | marked
 
-    _patch(outbox._Claim, "mark_published", mark_some)
+    _patch(outbox._OutboxClaim, "mark_published", mark_some)
 
 
 def drop_one_retry() -> None:
