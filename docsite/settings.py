@@ -36,8 +36,8 @@ HEAD = """\
 # Settings
 
 All keys of `relay.toml`. Any key may be set by its variable instead, which wins over the file; an empty variable
-counts as not set. Each section says how its variables begin: there `KEY` is the key and `NAME` the name of the context
-or subscription, both in capitals, the name with `_` for `-`.
+counts as not set. Each section says how its variables begin: there `KEY` is the key and `NAME` the name of the
+context or subscription, both in capitals, the name with `_` for `-`.
 `relay config` shows each value that holds, and where it comes from. A secret may be in a file: the key with
 `_file` behind it, or the variable with `_FILE`. In a text of the file `${NAME:-default}` stands for a variable.
 `RELAY_CONFIG` names another file than `relay.toml`.
