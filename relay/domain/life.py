@@ -66,7 +66,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class LifeSearch:
     """What rows are looked for, in every context.
 
     ``texts``: ids as people see them. ``causes``: ids whose chain has no correlation. What they caused is found by
@@ -81,7 +81,7 @@ class Wanted:
     incident: int | None = None
 
     @classmethod
-    def of(cls, text: str) -> Wanted:
+    def of(cls, text: str) -> LifeSearch:
         """Read what an operator has asked for: any id, ``stream:sequence``, or the number of an incident."""
         identity = Identity.of(text)
         one = frozenset([identity.uuid])
@@ -90,7 +90,7 @@ class Wanted:
             return replace(wanted, place=(place[1], int(place[2])))
         return replace(wanted, incident=int(text)) if _NUMBER.fullmatch(text) else wanted
 
-    def and_(self, **more: Iterable[Any]) -> Wanted:
+    def and_(self, **more: Iterable[Any]) -> LifeSearch:
         """Return this with more ids, correlations, texts or causes."""
         return replace(self, **{name: getattr(self, name) | frozenset(values) for name, values in more.items()})
 

@@ -115,7 +115,7 @@ def code_of(reason: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReasonFilter:
     """Which reasons an operator asks for: those that fit ``pattern`` and none of ``unless``. None: any row.
 
     Short patterns, none of which looks ahead for all others: PostgreSQL then needs a third of the time.
@@ -130,25 +130,25 @@ class Wanted:
         return fits and not any(re.search(it, reason) for it in self.unless)
 
 
-def wanted_of(asked: str | None) -> Wanted:
+def reason_filter(asked: str | None) -> ReasonFilter:
     """Return the reasons that an operator asks for, by a code or by a part of the text, in any case.
 
     ``connection refused`` and ``time-out`` are read as the codes that they name.
     """
     if asked is None:
-        return Wanted()
+        return ReasonFilter()
     name = re.sub("[^a-z0-9]+", "_", asked.strip().lower())
     name = {"time_out": "timeout"}.get(name, name)
     known = {code.name: code.pattern for code in CODES}
     if name in known:
-        return Wanted(f"^{_BEFORE}{known[name]}")
+        return ReasonFilter(f"^{_BEFORE}{known[name]}")
     if name == OTHER:
-        return Wanted("", [*_others(), f"^{_BEFORE}{_RAISED}"])
+        return ReasonFilter("", [*_others(), f"^{_BEFORE}{_RAISED}"])
     if status := _STATUS.fullmatch(name):
-        return Wanted(f"^{_BEFORE}HTTP {status[1]}")
+        return ReasonFilter(f"^{_BEFORE}HTTP {status[1]}")
     if raised := _RAISED_CODE.fullmatch(asked.strip()):
-        return Wanted(f"^{_BEFORE}{raised[1]}([^A-Za-z0-9_]|$)", _others(raised[1]))
-    return Wanted(f"(?i){re.escape(asked)}")
+        return ReasonFilter(f"^{_BEFORE}{raised[1]}([^A-Za-z0-9_]|$)", _others(raised[1]))
+    return ReasonFilter(f"(?i){re.escape(asked)}")
 
 
 def _others(name: str | None = None) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx2
 
-from relay.ops.api.answering import Ops
 from relay.ops.api.app import create_app
-from relay.ops.console.flow import Flow
+from relay.ops.api.common import Ops
+from relay.ops.console.overview import Flow
 from relay.settings import Settings
 from tests.unit.ops_support import TOKENS
 

@@ -219,7 +219,7 @@ async def test_what_gives_up_can_be_undone(
 
 async def test_many_are_not_undone_by_an_address(browser: Browser, monkeypatch: Any) -> None:
     """It would be too long for a browser. The list finds them by their state."""
-    monkeypatch.setattr("relay.ops.console.acts._MAX_SHOWN", 8)
+    monkeypatch.setattr("relay.ops.console.row_actions._MAX_SHOWN", 8)
     done = await browser.send(f"{LETTERS}/discard", [("all", "1"), ("reason", "timeout"), ("note", "a slip")])
     assert "Done: 9 dead letters" in done.text
     assert not [it for it in done.links if "?ids=" in it]
@@ -241,7 +241,7 @@ async def test_events_and_tasks_are_acted_on(browser: Browser, database_url: str
 
 
 async def test_a_filter_that_finds_too_many_changes_nothing(browser: Browser, monkeypatch: Any) -> None:
-    monkeypatch.setattr("relay.ops.console.acts.MOST", 5)
+    monkeypatch.setattr("relay.ops.console.row_actions.MOST", 5)
     assert "narrow the filter" in (await browser.open(f"{LETTERS}/requeue", 409, all="1")).text
     assert "narrow" in (await browser.send(f"{LETTERS}/requeue", [("all", "1")], 409)).text
     assert "19 dead letters" in (await browser.open(LETTERS)).text

@@ -20,8 +20,6 @@ SQL = re.compile(
 #: What functions of schema/rules.sql say: the lane of a key, the class of a lock, what holds back, what is spent.
 WRITTEN_OUT = re.compile(r"& 63\b|\b17858829\d\d\b|generation = 0 OR|dead_letter_reason IS NULL AND attempts")
 
-#: Names that two classes of the product still share. Nothing is added here.
-TWICE = {"Context", "Found", "Refused", "Sample", "Wanted", "_Chosen"}
 
 Rule = Callable[[ast.Module], Iterator[str]]
 
@@ -182,7 +180,7 @@ def test_each_class_name_of_the_product_means_one_thing() -> None:
     for path in files:
         for name in classes(parsed(path)):
             places[name].append(path.relative_to(ROOT).as_posix())
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in TWICE} == {}
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_tests_wait_in_one_way() -> None:

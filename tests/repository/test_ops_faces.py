@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from relay.cli import create_app as command_line
 from relay.cli.rows import RowCommands, option_of
-from relay.ops.console.pages import _environment
+from relay.ops.console.render import _environment
 from relay.ops.kinds import KINDS, Kind
 from tests.unit.test_ops_access import app_of, routes
 

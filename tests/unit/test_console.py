@@ -15,11 +15,11 @@ import relay.ops.console
 from relay.domain.errors import InvalidRequest
 from relay.domain.life import Step, StepKind
 from relay.ops.api.models import models_of, values_of
-from relay.ops.console import words
-from relay.ops.console.asking import read
-from relay.ops.console.flow import Sample, rate
-from relay.ops.console.graph import draw, entries
-from relay.ops.console.pages import is_page, link
+from relay.ops.console import wording
+from relay.ops.console.forms import read
+from relay.ops.console.life_picture import draw, entries
+from relay.ops.console.overview import FlowSample, rate
+from relay.ops.console.render import is_page, link
 from relay.ops.kinds import DEAD_LETTERS, EVENTS, KINDS, TASKS, Kind
 from tests.unit.ops_support import TOKENS
 from tests.unit.test_ops_access import Away, app_of
@@ -45,44 +45,44 @@ HERE = Path(relay.ops.console.__file__).parent
     ],
 )
 def test_durations_are_told_as_people_say_them(seconds: float, told: str) -> None:
-    assert words.duration(seconds) == told
+    assert wording.duration(seconds) == told
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.2, "now"), (3, "3 s ago"), (180, "3 min ago"), (-20, "in 20 s")])
 def test_times_are_told_from_now(seconds: float, told: str) -> None:
-    assert words.ago(NOW - timedelta(seconds=seconds), NOW) == told
+    assert wording.ago(NOW - timedelta(seconds=seconds), NOW) == told
 
 
 def test_numbers_names_and_sizes() -> None:
-    assert [words.number(it) for it in (12345, 0.25, 3.0, None)] == ["12,345", "0.2", "3", "?"]
-    assert [words.plural(2, it) for it in ("dead letter", "entry", "batch")] == [
+    assert [wording.number(it) for it in (12345, 0.25, 3.0, None)] == ["12,345", "0.2", "3", "?"]
+    assert [wording.plural(2, it) for it in ("dead letter", "entry", "batch")] == [
         "2 dead letters",
         "2 entries",
         "2 batches",
     ]
-    assert words.plural(1, "task") == "1 task"
-    assert [words.size(it) for it in (12, 2048, 20 * 1024**2)] == ["12 B", "2.0 KB", "20 MB"]
-    assert words.short("0192d1a0-0000-7000-8000-00000000abcd") == "0192d1a0…abcd"
-    assert words.gap(-0.04) == "40 ms before"
+    assert wording.plural(1, "task") == "1 task"
+    assert [wording.size(it) for it in (12, 2048, 20 * 1024**2)] == ["12 B", "2.0 KB", "20 MB"]
+    assert wording.short("0192d1a0-0000-7000-8000-00000000abcd") == "0192d1a0…abcd"
+    assert wording.gap(-0.04) == "40 ms before"
 
 
 def test_every_state_of_every_kind_has_a_colour() -> None:
     states = {state for kind in KINDS.values() for state in kind.states} - {"discarded", "cancelled", "snoozed"}
-    assert {state for state in states if words.tone(state) == "quiet"} == set()
+    assert {state for state in states if wording.tone(state) == "quiet"} == set()
 
 
 def test_a_code_has_a_meaning() -> None:
-    assert words.meaning("timeout") == "no answer within the time-out"
-    assert "503" in words.meaning("status_503")
-    assert "KeyError" in words.meaning("raised_KeyError")
-    assert words.meaning(None) == ""
+    assert wording.meaning("timeout") == "no answer within the time-out"
+    assert "503" in wording.meaning("status_503")
+    assert "KeyError" in wording.meaning("raised_KeyError")
+    assert wording.meaning(None) == ""
 
 
 # --- rates ---
 
 
-def samples(*numbers: tuple[float, int | None]) -> deque[Sample]:
-    return deque(Sample(at=at, waiting=0, published=published, handled=None) for at, published in numbers)
+def samples(*numbers: tuple[float, int | None]) -> deque[FlowSample]:
+    return deque(FlowSample(at=at, waiting=0, published=published, handled=None) for at, published in numbers)
 
 
 @pytest.mark.parametrize(

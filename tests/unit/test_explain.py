@@ -11,8 +11,8 @@ import pytest
 from relay.adapters.postgres.life import KINDS
 from relay.cli.explain import duration
 from relay.domain.identity import Identity
-from relay.domain.life import Step, StepKind, Wanted
-from relay.ops.explain.gathering import Found, _grown, _read, _since, _wants
+from relay.domain.life import LifeSearch, Step, StepKind
+from relay.ops.explain.gathering import Gathered, _grown, _read, _since, _wants
 from relay.ops.explain.tree import steps
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -117,8 +117,8 @@ def task(id: UUID, cause: UUID | None) -> dict[str, Any]:
     }
 
 
-def found(**contexts: dict[str, list[dict[str, Any]]]) -> Found:
-    found = Found()
+def found(**contexts: dict[str, list[dict[str, Any]]]) -> Gathered:
+    found = Gathered()
     for name, rows in contexts.items():
         found.add(name, {kind: rows.get(kind, []) for kind in KINDS})
     return found
@@ -252,20 +252,20 @@ def test_an_archived_row_has_its_trace_in_headers_or_metadata_whatever_else_they
 
 def test_an_id_may_be_of_any_kind() -> None:
     id = uuid4()
-    assert Wanted.of(str(id)).ids == Wanted.of(str(id)).correlations == {id}
-    assert Wanted.of("evt_7").ids == {Identity.of("evt_7").uuid}
-    assert Wanted.of("UP_EVENTS:7").place == ("UP_EVENTS", 7)
-    assert Wanted.of("42").incident == 42
-    assert Wanted.of("evt_7").place is Wanted.of("evt_7").incident is None
+    assert LifeSearch.of(str(id)).ids == LifeSearch.of(str(id)).correlations == {id}
+    assert LifeSearch.of("evt_7").ids == {Identity.of("evt_7").uuid}
+    assert LifeSearch.of("UP_EVENTS:7").place == ("UP_EVENTS", 7)
+    assert LifeSearch.of("42").incident == 42
+    assert LifeSearch.of("evt_7").place is LifeSearch.of("evt_7").incident is None
 
 
 def test_what_is_found_says_what_to_look_for_next() -> None:
     first, cause = uuid4(), uuid4()
-    grown = _grown(Wanted.of("x"), found(up={"events": [event(first, cause=cause)]}))
+    grown = _grown(LifeSearch.of("x"), found(up={"events": [event(first, cause=cause)]}))
     assert {first, cause} <= grown.ids
     assert CHAIN in grown.correlations
     assert grown.causes == set()
-    alone = _grown(Wanted.of("x"), found(up={"events": [event(first, correlation_id=None)]}))
+    alone = _grown(LifeSearch.of("x"), found(up={"events": [event(first, correlation_id=None)]}))
     assert alone.causes == {first}
 
 
@@ -283,12 +283,12 @@ def test_an_archived_row_is_known_by_any_of_its_ids() -> None:
     id = uuid4()
     row = {"id": str(id), "correlation_id": None, "causation_id": None, "originals": None}
     place = {"published_stream": "UP_EVENTS", "published_seq": 7}
-    assert _wants(Wanted.of(str(id)), row)
-    assert _wants(Wanted.of("evt_7"), {**row, "originals": {"id": "evt_7"}})
-    assert _wants(Wanted.of(str(CHAIN)), {**row, "correlation_id": str(CHAIN)})
-    assert _wants(Wanted.of("UP_EVENTS:7"), {**row, **place})
-    assert not _wants(Wanted.of("UP_EVENTS:8"), {**row, **place})
-    assert not _wants(Wanted.of("other"), {**row, "correlation_id": str(CHAIN)})
+    assert _wants(LifeSearch.of(str(id)), row)
+    assert _wants(LifeSearch.of("evt_7"), {**row, "originals": {"id": "evt_7"}})
+    assert _wants(LifeSearch.of(str(CHAIN)), {**row, "correlation_id": str(CHAIN)})
+    assert _wants(LifeSearch.of("UP_EVENTS:7"), {**row, **place})
+    assert not _wants(LifeSearch.of("UP_EVENTS:8"), {**row, **place})
+    assert not _wants(LifeSearch.of("other"), {**row, "correlation_id": str(CHAIN)})
 
 
 @pytest.mark.parametrize(

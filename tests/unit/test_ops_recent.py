@@ -8,7 +8,7 @@ import pytest
 
 from relay.bus import Command, CommandBus, Query, QueryBus
 from relay.domain.errors import DatabaseUnreachable
-from relay.ops.api.answering import Ops, Recent
+from relay.ops.api.common import Ops, Recent
 from relay.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ async def test_questions_that_fail_are_not_kept_for_ever() -> None:
 
 
 async def test_an_answer_that_nobody_gets_any_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.ops.api.answering._FRESH_S", -1.0)
+    monkeypatch.setattr("relay.ops.api.common._FRESH_S", -1.0)
     queries = QueryBus()
 
     @queries.handles(Look)

@@ -10,7 +10,7 @@ import typer
 from relay.domain.errors import DomainError, InvalidSubject, MalformedMessage, Poison
 from relay.domain.model import HandlerResult
 from relay.domain.policies import NoStream, unanswered
-from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, wanted_of
+from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, reason_filter
 from relay.execution.calls import answer, timed_out
 
 _HOST = "Cannot connect to host sr:80 ssl:default"
@@ -65,7 +65,7 @@ def test_a_reason_has_a_code_and_is_found_by_it_and_by_no_other(code: str, reaso
     names = [*(known.name for known in CODES), *{code for code, _ in EXAMPLES}, *FAMILIES]
     for before in BEFORE[: 1 if code == "worker_died" else 3]:
         assert code_of(before + reason) == code
-        fitting = {name for name in names if wanted_of(name).fits(before + reason)}
+        fitting = {name for name in names if reason_filter(name).fits(before + reason)}
         assert fitting == {code}
 
 
@@ -83,12 +83,12 @@ def test_each_code_has_an_example() -> None:
     ],
 )
 def test_an_operator_may_write_a_code_as_words_or_a_part_of_the_text(asked: str, found: str) -> None:
-    assert wanted_of(asked).fits(found)
-    assert not wanted_of(asked).fits("HTTP 500")
+    assert reason_filter(asked).fits(found)
+    assert not reason_filter(asked).fits("HTTP 500")
 
 
 def test_no_reason_has_no_code() -> None:
-    assert (code_of(None), code_of(""), wanted_of(None).pattern) == ("", "", None)
+    assert (code_of(None), code_of(""), reason_filter(None).pattern) == ("", "", None)
 
 
 @pytest.mark.parametrize(("command", "name"), [("dlq", "reason"), ("outbox", "error"), ("tasks", "error")])

@@ -9,7 +9,7 @@ from psycopg.rows import dict_row
 
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.sql import statement
-from relay.domain.life import Wanted
+from relay.domain.life import LifeSearch
 
 #: A row by the names of its columns.
 Row: TypeAlias = Mapping[str, Any]
@@ -21,7 +21,7 @@ KINDS: Final = ("events", "messages", "incidents", "tasks", "runs", "actions")
 LIMIT: Final = 500
 
 
-async def read(source: Source, wanted: Wanted) -> Rows:
+async def read(source: Source, wanted: LifeSearch) -> Rows:
     """Read what belongs to ``wanted``, in one snapshot. Raises DatabaseUnreachable and SchemaMissing."""
     stream, seq = wanted.place or (None, None)
     parameters = {

@@ -23,7 +23,7 @@ from relay.domain.disclosure import clean, stack_of
 from relay.domain.errors import NotPublishable, NotReplayable, RelayError
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
-from relay.domain.reasons import code_of, wanted_of
+from relay.domain.reasons import code_of, reason_filter
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
@@ -136,7 +136,7 @@ def code_column(name: str) -> str:
 
 def reasons(name: str, asked: str | None) -> dict[str, Any]:
     """Return which reasons are asked for as parameters of a statement."""
-    wanted = wanted_of(asked)
+    wanted = reason_filter(asked)
     return {name: wanted.pattern, "unless": list(wanted.unless)}
 
 

@@ -55,7 +55,7 @@ class Caller:
     payloads: bool
 
 
-class Refused(Exception):
+class NotAdmitted(Exception):
     """A request that is not answered, with its status, and a code that says why."""
 
     def __init__(self, status: int, code: str, message: str, hint: str | None = None) -> None:
@@ -78,7 +78,7 @@ class Doorkeeper:
         }
 
     def admit(self, method: str, path: str, headers: Headers) -> Caller | None:
-        """Return who calls; None at a path that is open to all. Raises Refused."""
+        """Return who calls; None at a path that is open to all. Raises NotAdmitted."""
         self._check_host(headers)
         if path in OPEN:
             return None
@@ -92,7 +92,9 @@ class Doorkeeper:
         """Refuse other names: a page in a browser here could make its own name resolve to this machine."""
         host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         if not self._callers and not is_loopback(host):
-            raise Refused(403, "FOREIGN_HOST", "this address is not of this machine", "ask 127.0.0.1 or localhost")
+            raise NotAdmitted(
+                403, "FOREIGN_HOST", "this address is not of this machine", "ask 127.0.0.1 or localhost"
+            )
 
     def _caller(self, headers: Headers) -> Caller:
         if not self._callers:
@@ -100,7 +102,7 @@ class Doorkeeper:
         digest = _digest(_token(headers.get("authorization", "")))
         found = [caller for known, caller in self._callers.items() if hmac.compare_digest(known, digest)]
         if not found:
-            raise Refused(401, "UNAUTHENTICATED", "a token is needed", "Authorization: Bearer …")
+            raise NotAdmitted(401, "UNAUTHENTICATED", "a token is needed", "Authorization: Bearer …")
         return found[0]
 
 
@@ -109,17 +111,17 @@ def _check_same_origin(headers: Headers) -> None:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
     if foreign or site not in (None, "same-origin", "none"):
-        raise Refused(403, "FOREIGN_ORIGIN", "a page of another origin may not do this")
+        raise NotAdmitted(403, "FOREIGN_ORIGIN", "a page of another origin may not do this")
 
 
 def _check_kind(headers: Headers, wanted: str) -> None:
     """Refuse a body of another kind. Any page can send a form, so a form must prove that it is ours."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
         code, what = ("NOT_A_FORM", "a form") if wanted == FORM else ("NOT_JSON", "JSON")
-        raise Refused(415, code, f"the body must be {what}", f"Content-Type: {wanted}")
+        raise NotAdmitted(415, code, f"the body must be {what}", f"Content-Type: {wanted}")
     if wanted == FORM and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
         why = "nothing says that a page of this server has sent the form"
-        raise Refused(403, "FOREIGN_ORIGIN", why, "use a newer browser")
+        raise NotAdmitted(403, "FOREIGN_ORIGIN", why, "use a newer browser")
 
 
 def _token(authorization: str) -> str:
@@ -190,7 +192,7 @@ class Door:
             )
             _check_size(headers)
             await self._app(scope, receive, tell)
-        except Refused as refused:
+        except NotAdmitted as refused:
             response = refused.response()
             if refused.status == 401:
                 response.headers["WWW-Authenticate"] = 'Basic realm="jetrelay", charset="UTF-8"'
@@ -205,7 +207,7 @@ class Door:
 def _check_size(headers: Headers) -> None:
     length = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
-        raise Refused(413, "TOO_LARGE", f"a body has a length, of {_MAX_BODY_BYTES} bytes at most")
+        raise NotAdmitted(413, "TOO_LARGE", f"a body has a length, of {_MAX_BODY_BYTES} bytes at most")
 
 
 # --- what a route needs ---
@@ -219,16 +221,16 @@ def _reading(request: Request) -> Caller:
 def _operating(request: Request) -> Caller:
     caller = _reading(request)
     if not caller.operate:
-        raise Refused(
+        raise NotAdmitted(
             403, "NOT_ALLOWED", f"{caller.name} may not do this", f'ops.users.{caller.name}: role = "operate"'
         )
     return caller
 
 
 def check_payloads(caller: Caller) -> None:
-    """Raise Refused if a caller may not see payloads."""
+    """Raise NotAdmitted if a caller may not see payloads."""
     if not caller.payloads:
-        raise Refused(
+        raise NotAdmitted(
             403, "NO_PAYLOADS", f"{caller.name} may not see payloads", f"ops.users.{caller.name}: payloads"
         )
 

@@ -21,11 +21,11 @@ from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
 from relay.ops.api import archive, contexts, queues, system
-from relay.ops.api.access import FAULT, Door, Doorkeeper, Refused
-from relay.ops.api.answering import Ops, Recent
+from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
+from relay.ops.api.common import Ops, Recent
 from relay.ops.api.rows import router_of
 from relay.ops.archive import ArchiveDesk
-from relay.ops.console.pages import as_page
+from relay.ops.console.render import as_page
 from relay.ops.console.routes import attach
 from relay.ops.handlers import RowHandlers
 from relay.ops.kinds import KINDS
@@ -79,7 +79,7 @@ def create_app(settings: Settings) -> Door:
     app.include_router(system.probes)
     answer_errors(app)
     app.add_exception_handler(Exception, _fault)
-    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(NotAdmitted, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     for kind, answer in [*app.exception_handlers.items()]:
@@ -149,7 +149,7 @@ def _fault(_request: Request, _error: Exception) -> Response:
 
 
 def _refused(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, NotAdmitted)
     return error.response()
 
 

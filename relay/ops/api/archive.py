@@ -16,7 +16,7 @@ from relay.domain.identity import Id, Identity
 from relay.domain.operators import Operator
 from relay.domain.topology import is_pattern
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.answering import PROBLEMS, Asked, InContext
+from relay.ops.api.common import PROBLEMS, Asked, InContext
 from relay.ops.api.models import OutcomeOut, Selection, Text, as_id
 from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive
 from relay.ops.requests import ListBatches

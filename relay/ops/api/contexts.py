@@ -12,7 +12,7 @@ from starlette.responses import Response
 from relay.bus.http import as_response, json_response
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.answering import PROBLEMS, Asked, InContext, answered, outcome_of
+from relay.ops.api.common import PROBLEMS, Asked, InContext, answered, outcome_of
 from relay.ops.api.models import Number, OutcomeOut, Text
 from relay.ops.requests import (
     ListParked,

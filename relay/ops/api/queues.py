@@ -13,7 +13,7 @@ from relay.bus.http import json_response
 from relay.domain.operators import Operator
 from relay.domain.queues import JobState
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
-from relay.ops.api.answering import PROBLEMS, Asked, Ops, outcome_of
+from relay.ops.api.common import PROBLEMS, Asked, Ops, outcome_of
 from relay.ops.api.models import OutcomeOut, PageOut, Text
 from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from relay.bus.http import json_response
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
-from relay.ops.api.answering import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, row_of
+from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, row_of
 from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of
 from relay.ops.kinds import Action, Kind
 from relay.ops.kinds.model import either

@@ -15,7 +15,7 @@ from relay.domain.errors import RelayError, of_context
 from relay.domain.findings import Diagnosis, Severity
 from relay.domain.identity import check_id
 from relay.ops.api.access import Reading
-from relay.ops.api.answering import PROBLEMS, Asked, Ops
+from relay.ops.api.common import PROBLEMS, Asked, Ops
 from relay.ops.api.models import Text
 from relay.ops.queries import Diagnose, Explain
 from relay.ops.requests import Backlog, ReadBacklog

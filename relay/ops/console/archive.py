@@ -17,13 +17,13 @@ from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, TooMany, of_context
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.answering import Asked, InContext, Ops
 from relay.ops.api.archive import ArchivedFilter, Files, RowsChosen, row_filter
+from relay.ops.api.common import Asked, InContext, Ops
 from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, forgetful
-from relay.ops.console.asking import Form, Pairs, checked, read
-from relay.ops.console.deeds import Deed, note_of
-from relay.ops.console.pages import page
-from relay.ops.console.words import plural
+from relay.ops.console.forms import Form, Pairs, checked, read
+from relay.ops.console.other_actions import Deed, note_of
+from relay.ops.console.render import page
+from relay.ops.console.wording import plural
 from relay.ops.requests import ListBatches
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive")
@@ -95,7 +95,7 @@ class _Rows(ArchivedFilter):
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _ArchivedChosen:
     """The rows that a restore or a replay is for. ``fields``: the values that the form sends again."""
 
     context: str
@@ -163,7 +163,7 @@ def _brief(text: str) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _choose(context: str, verb: Verb, pairs: Pairs) -> _Chosen:
+def _choose(context: str, verb: Verb, pairs: Pairs) -> _ArchivedChosen:
     """Read what a form says. Raises InvalidRequest and InvalidKey, which name the field."""
     asked = read(_Rows, [it for it in pairs if it[0] != "note"])
     if verb == "replay" and asked.kind is not ArchiveKind.OUTBOX:
@@ -178,7 +178,7 @@ def _choose(context: str, verb: Verb, pairs: Pairs) -> _Chosen:
     fields += [("kind", asked.kind.value)] if verb == "restore" else []
     fields += [("ids", "\n".join(ids))] if ids else []
     fields += [("all", "1")] if asked.all else []
-    return _Chosen(context, verb, asked.kind, ids, wanted, fields)
+    return _ArchivedChosen(context, verb, asked.kind, ids, wanted, fields)
 
 
 @router.get("/{verb}")
@@ -226,7 +226,7 @@ async def act(
     return deed.told(request)
 
 
-def _told(chosen: _Chosen, count: int) -> str:
+def _told(chosen: _ArchivedChosen, count: int) -> str:
     told = plural(count, NOUNS[chosen.kind])
     if chosen.verb == "replay":
         return (

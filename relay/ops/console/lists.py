@@ -15,10 +15,10 @@ from relay.bus.errors import NothingFound
 from relay.domain.errors import of_context
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Reading, check_payloads
-from relay.ops.api.answering import Asked, InContext, Ops, page_of
+from relay.ops.api.common import Asked, InContext, Ops, page_of
 from relay.ops.api.models import models_of, values_of
-from relay.ops.console.asking import checked, read
-from relay.ops.console.pages import page
+from relay.ops.console.forms import checked, read
+from relay.ops.console.render import page
 from relay.ops.kinds import KINDS, Action, Kind
 from relay.ops.requests import GetRow, GroupRows
 

@@ -14,11 +14,11 @@ from relay.domain.findings import Diagnosis
 from relay.domain.identity import check_id
 from relay.domain.life import UnknownId
 from relay.ops.api.access import Reading
-from relay.ops.api.answering import Asked, Ops
-from relay.ops.console import acts, archive, lists, more, system
-from relay.ops.console.flow import Flow
-from relay.ops.console.graph import draw, entries
-from relay.ops.console.pages import Static, page
+from relay.ops.api.common import Asked, Ops
+from relay.ops.console import archive, context_pages, lists, row_actions, system
+from relay.ops.console.life_picture import draw, entries
+from relay.ops.console.overview import Flow
+from relay.ops.console.render import Static, page
 from relay.ops.queries import Diagnose, Explain
 
 router: Final = APIRouter()
@@ -115,5 +115,5 @@ def attach(app: FastAPI) -> None:
     """Serve the console at the root of an application. Data that lasts between requests is in its state."""
     app.state.flow, app.state.known = Flow(), _Known()
     app.mount("/static", Static())
-    for it in (router, lists.router, more.router, archive.router, system.router, acts.router):
+    for it in (router, lists.router, context_pages.router, archive.router, system.router, row_actions.router):
         app.include_router(it, include_in_schema=False)

@@ -13,12 +13,12 @@ from relay.domain.errors import InvalidRequest
 from relay.domain.operators import Operator
 from relay.domain.queues import JobState
 from relay.ops.api.access import Operating, Reading, check_payloads
-from relay.ops.api.answering import Asked
+from relay.ops.api.common import Asked
 from relay.ops.api.models import Text
 from relay.ops.api.queues import JobsAsked
-from relay.ops.console.asking import Form, Pairs, read
-from relay.ops.console.deeds import Deed, note_of
-from relay.ops.console.pages import link, page
+from relay.ops.console.forms import Form, Pairs, read
+from relay.ops.console.other_actions import Deed, note_of
+from relay.ops.console.render import link, page
 from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
 from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
 
@@ -64,14 +64,14 @@ async def jobs(request: Request, ops: Asked, caller: Reading) -> Response:
     return page(request, "jobs.html", asked=asked, found=found, may=may)
 
 
-class _Chosen(BaseModel):
+class _JobsChosen(BaseModel):
     queue: Text
     ids: Annotated[list[Text], Field(max_length=500)] = []
     all: bool = False
 
 
-def _deed(verb: Verb, pairs: Pairs) -> tuple[Deed, _Chosen]:
-    asked = read(_Chosen, [it for it in pairs if it[0] not in ("note", "state")])
+def _deed(verb: Verb, pairs: Pairs) -> tuple[Deed, _JobsChosen]:
+    asked = read(_JobsChosen, [it for it in pairs if it[0] not in ("note", "state")])
     if bool(asked.ids) == asked.all:
         raise InvalidRequest("say which: tick jobs of a list, or take all dead ones of the queue")
     which = "all dead jobs" if asked.all else "1 job" if len(asked.ids) == 1 else f"{len(asked.ids)} jobs"

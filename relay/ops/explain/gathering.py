@@ -22,7 +22,7 @@ from relay.commands.coldrows import ColdRows, archived_subject
 from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import RelayError
 from relay.domain.identity import Identity
-from relay.domain.life import Wanted
+from relay.domain.life import LifeSearch
 from relay.domain.traceparent import TRACEPARENT, find
 from relay.settings import ContextSettings
 
@@ -46,7 +46,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
-class Found:
+class Gathered:
     """The rows by context and kind, each with its column ``archived``; and which contexts could not be asked."""
 
     rows: dict[str, dict[str, dict[Any, Row]]] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class Found:
 
 async def gather(
     contexts: Mapping[str, ContextSettings], sources: Sources, asked: str, *, archive: bool, progress: Progress
-) -> Found:
+) -> Gathered:
     """Find everything about an id. Never raises for a context that cannot be read: it is ``unread``."""
-    found, wanted = Found(), Wanted.of(asked)
+    found, wanted = Gathered(), LifeSearch.of(asked)
     wanted = await _tables(contexts, sources, wanted, found)
     for _ in range(_MAX_READINGS if archive else 0):
         since = _since(asked, found)
@@ -90,8 +90,8 @@ async def gather(
 
 
 async def _tables(
-    contexts: Mapping[str, ContextSettings], sources: Sources, wanted: Wanted, found: Found
-) -> Wanted:
+    contexts: Mapping[str, ContextSettings], sources: Sources, wanted: LifeSearch, found: Gathered
+) -> LifeSearch:
     """Search the tables until nothing new is found; return what was searched at last."""
     for _ in range(_MAX_ROUNDS):
         reachable = {name: context for name, context in contexts.items() if name not in found.unread}
@@ -107,7 +107,7 @@ async def _tables(
     return wanted
 
 
-async def _ask(database: AbstractAsyncContextManager[Source], wanted: Wanted) -> Rows | RelayError:
+async def _ask(database: AbstractAsyncContextManager[Source], wanted: LifeSearch) -> Rows | RelayError:
     try:
         async with database as source:
             return await read(source, wanted)
@@ -115,7 +115,7 @@ async def _ask(database: AbstractAsyncContextManager[Source], wanted: Wanted) ->
         return error
 
 
-def _grown(wanted: Wanted, found: Found) -> Wanted:
+def _grown(wanted: LifeSearch, found: Gathered) -> LifeSearch:
     """What to search, now that these rows are known."""
     rows = [(kind, row) for kind in _KEYS for _, row in found.all(kind)]
     keys = {row[key] for kind, row in rows if (key := _KEYS[kind])}
@@ -133,7 +133,7 @@ def _grown(wanted: Wanted, found: Found) -> Wanted:
 # --- archives ---
 
 
-def _since(asked: str, found: Found) -> datetime | None:
+def _since(asked: str, found: Gathered) -> datetime | None:
     """Batches that ended before this time are not read. None if no time is known, and all must be read.
 
     A UUIDv7 of an operation tells when its chain began. Otherwise some of the chain may have ended before what is
@@ -158,9 +158,9 @@ def _made(id: UUID | None) -> datetime | None:
 async def _archive(
     context: ContextSettings,
     sources: Sources,
-    wanted: Wanted,
+    wanted: LifeSearch,
     since: datetime | None,
-    found: Found,
+    found: Gathered,
     progress: Progress,
 ) -> None:
     name = context.name
@@ -178,7 +178,7 @@ async def _archive(
         found.unread[f"archive of {name}"] = str(error)
 
 
-def _wants(wanted: Wanted, row: Mapping[str, Any]) -> bool:
+def _wants(wanted: LifeSearch, row: Mapping[str, Any]) -> bool:
     """Whether an archived row, whose ids are text, is one that is looked for."""
     places = ((row.get("published_stream"), row.get("published_seq")), (row.get("stream"), row.get("stream_seq")))
     return (

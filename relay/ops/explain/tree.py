@@ -11,7 +11,7 @@ from relay.adapters.postgres.life import Row
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID
 from relay.domain.life import Step, StepKind
 from relay.domain.traceparent import trace_id
-from relay.ops.explain.gathering import Found
+from relay.ops.explain.gathering import Gathered
 
 #: The kind of rows that an operator's action is about, by the beginning of its name.
 _ABOUT: Final = {"outbox": StepKind.EVENT, "tasks": StepKind.TASK, "dlq": StepKind.INCIDENT}
@@ -32,7 +32,7 @@ class _Node:
         return replace(self.step, children=tuple(node.built() for node in self.below))
 
 
-def steps(found: Found) -> list[Step]:
+def steps(found: Gathered) -> list[Step]:
     """Return the steps without a known cause, oldest first, each with everything that followed from it."""
     forest = _Forest(found)
     # Only now, because every node must have its place first.
@@ -41,7 +41,7 @@ def steps(found: Found) -> list[Step]:
 
 
 class _Forest:
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Gathered) -> None:
         self.events = [_event(context, row) for context, row in found.all("events")]
         self.messages = [_message(context, row) for context, row in found.all("messages")]
         self.incidents = [_incident(context, row) for context, row in found.all("incidents")]

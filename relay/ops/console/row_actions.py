@@ -18,10 +18,10 @@ from relay.bus.http import status_of
 from relay.domain.errors import InvalidRequest, TooMany, of_context
 from relay.domain.operators import Operator, Outcome
 from relay.ops.api.access import Operating
-from relay.ops.api.answering import Asked, InContext, Ops
+from relay.ops.api.common import Asked, InContext, Ops
 from relay.ops.api.models import Text, models_of, values_of
-from relay.ops.console.asking import Form, Pairs, absolute, read
-from relay.ops.console.pages import page
+from relay.ops.console.forms import Form, Pairs, absolute, read
+from relay.ops.console.render import page
 from relay.ops.kinds import KINDS, Action, Kind
 from relay.ops.requests import ActOnRows, FindRows
 
@@ -47,7 +47,7 @@ class _Asked(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _RowsChosen:
     """The rows that an action is for: ids, or the filter ``wanted``, which was made from ``filters``.
 
     ``arguments``: the texts of the action's fields.
@@ -85,7 +85,7 @@ class _Chosen:
         return found.items
 
 
-def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _Chosen:
+def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _RowsChosen:
     of_context(ops.settings.contexts, context)
     kind = KINDS.get(path)
     action = next((it for it in kind.actions if it.name == name), None) if kind else None
@@ -107,7 +107,7 @@ def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _Chos
     if ids is None:
         kind.check(action, dict(filters), every=not filters)
         wanted = kind.wanted(values_of(kind, read(models_of(kind).page, filters)), statuses)
-    return _Chosen(context, kind, action, asked.note, arguments, ids, wanted, filters, statuses)
+    return _RowsChosen(context, kind, action, asked.note, arguments, ids, wanted, filters, statuses)
 
 
 @router.get("/contexts/{context}/{path}/{name}")
@@ -120,7 +120,7 @@ async def ask(
 
 
 async def _ask(
-    request: Request, ops: Ops, chosen: _Chosen, missing: str = "", wrong: InvalidRequest | None = None
+    request: Request, ops: Ops, chosen: _RowsChosen, missing: str = "", wrong: InvalidRequest | None = None
 ) -> Response:
     return page(
         request,
@@ -160,7 +160,7 @@ async def act(
     return result_page(request, chosen, await ops.do(command))
 
 
-def result_page(request: Request, chosen: _Chosen, result: Result[Outcome]) -> Response:
+def result_page(request: Request, chosen: _RowsChosen, result: Result[Outcome]) -> Response:
     """The result of an action in words. Raises the error if it failed as a whole."""
     if isinstance(result, Failed):
         raise result.error

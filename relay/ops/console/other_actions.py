@@ -14,8 +14,8 @@ from relay.bus import Failed, Result
 from relay.bus.http import status_of
 from relay.domain.errors import InvalidRequest
 from relay.domain.operators import Outcome
-from relay.ops.console.asking import Pairs
-from relay.ops.console.pages import page
+from relay.ops.console.forms import Pairs
+from relay.ops.console.render import page
 
 _MAX_NOTE: Final = 300
 

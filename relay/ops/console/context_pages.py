@@ -13,12 +13,12 @@ from relay.domain.errors import InvalidRequest
 from relay.domain.operators import Operator
 from relay.domain.schedule import pause_refusal
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.answering import Asked, InContext
+from relay.ops.api.common import Asked, InContext
 from relay.ops.api.contexts import AuditAsked
 from relay.ops.api.models import Text
-from relay.ops.console.asking import Form, Pairs, read
-from relay.ops.console.deeds import Deed, note_of
-from relay.ops.console.pages import page
+from relay.ops.console.forms import Form, Pairs, read
+from relay.ops.console.other_actions import Deed, note_of
+from relay.ops.console.render import page
 from relay.ops.requests import (
     ListParked,
     PauseJob,

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from relay.ops.console import words
+from relay.ops.console import wording
 
 _HERE: Final = Path(__file__).parent
 _POLICY: Final = "; ".join(
@@ -85,7 +85,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters.update(words.filters())
+    environment.filters.update(wording.filters())
     environment.filters["combine"] = lambda values, **more: {**values, **more}
     environment.globals.update(
         link=link,
@@ -94,7 +94,7 @@ def _environment() -> Environment:
         elsewhere=_elsewhere,
         menu=MENU,
         system=SYSTEM,
-        CLASSES=words.CLASSES,
+        CLASSES=wording.CLASSES,
     )
     return environment
 

@@ -17,7 +17,7 @@ from relay.adapters.jetstream.topology import ConsumerView, StreamView
 from relay.adapters.postgres.paging import Page, Row
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError
-from relay.ops.api.answering import Ops
+from relay.ops.api.common import Ops
 from relay.ops.kinds import DEAD_LETTERS, EVENTS, TASKS, Kind
 from relay.ops.requests import FindRows, ReadBacklog
 from relay.ops.servers import ShowStreams
@@ -38,7 +38,7 @@ _SAMPLE: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class FlowSample:
     """What was seen at a moment of the monotonic clock. Numbers of messages are None if NATS was away."""
 
     at: float
@@ -48,7 +48,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class ContextFigures:
     """A context in figures. ``error``: why there are none; ``late``: there is no answer yet.
 
     Rates are per second, None while unknown. ``consumes``: whether it has subscriptions.
@@ -97,12 +97,12 @@ class Flow:
     def __init__(self, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._lock = asyncio.Lock()
-        self._known: tuple[float, Sequence[Context]] = (float("-inf"), ())
+        self._known: tuple[float, Sequence[ContextFigures]] = (float("-inf"), ())
         self._streams: Patient[Streams] = Patient(None, patience_s)
-        self._contexts: dict[str, Patient[Context]] = {}
-        self._seen: dict[str, deque[Sample]] = {}
+        self._contexts: dict[str, Patient[ContextFigures]] = {}
+        self._seen: dict[str, deque[FlowSample]] = {}
 
-    async def look(self, ops: Ops) -> Sequence[Context]:
+    async def look(self, ops: Ops) -> Sequence[ContextFigures]:
         """Return the figures, at most a second old."""
         async with self._lock:
             if time.monotonic() - self._known[0] > _FRESH_S:
@@ -113,12 +113,12 @@ class Flow:
                 self._known = (time.monotonic(), shown)
             return self._known[1]
 
-    async def _figures(self, ops: Ops) -> Sequence[Context]:
+    async def _figures(self, ops: Ops) -> Sequence[ContextFigures]:
         for name in ops.settings.contexts:
-            self._contexts.setdefault(name, Patient(Context(name=name, late=True), self._patience_s))
+            self._contexts.setdefault(name, Patient(ContextFigures(name=name, late=True), self._patience_s))
         return await asyncio.gather(*(it.ask(partial(_figures, ops, name)) for name, it in self._contexts.items()))
 
-    def _with_streams(self, settings: ContextSettings, found: Context, streams: Streams) -> Context:
+    def _with_streams(self, settings: ContextSettings, found: ContextFigures, streams: Streams) -> ContextFigures:
         if found.outbox is None:
             return found
         mine = consumers = published = handled = None
@@ -127,7 +127,7 @@ class Flow:
             consumers = _consumers(settings, streams)
             published = sum(it.last_seq for it in mine)
             handled = _handled(settings, streams)
-        now = Sample(at=time.monotonic(), waiting=found.outbox.waiting, published=published, handled=handled)
+        now = FlowSample(at=time.monotonic(), waiting=found.outbox.waiting, published=published, handled=handled)
         seen = self._seen.setdefault(found.name, deque(maxlen=_POINTS))
         seen.append(now)
         return replace(
@@ -141,7 +141,7 @@ class Flow:
         )
 
 
-def rate(seen: Sequence[Sample], name: str) -> float | None:
+def rate(seen: Sequence[FlowSample], name: str) -> float | None:
     """How much a number grew lately, per second; None if it is not known, or has become smaller."""
     now = seen[-1]
     known = [it for it in seen if getattr(it, name) is not None and now.at - it.at <= _RATE_S]
@@ -176,7 +176,7 @@ def _handled(settings: ContextSettings, streams: Mapping[str, StreamView]) -> in
     return total if settings.subscriptions else None
 
 
-async def _figures(ops: Ops, name: str) -> Context:
+async def _figures(ops: Ops, name: str) -> ContextFigures:
     try:
         (outbox, inbox, brake, full), letters, failed, waiting, latency = await asyncio.gather(
             _backlog(ops, name),
@@ -186,8 +186,8 @@ async def _figures(ops: Ops, name: str) -> Context:
             _latency(ops, name),
         )
     except RelayError as error:
-        return Context(name=name, error=error)
-    return Context(
+        return ContextFigures(name=name, error=error)
+    return ContextFigures(
         name=name,
         outbox=outbox,
         inbox=inbox,
