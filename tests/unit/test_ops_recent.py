@@ -36,15 +36,14 @@ async def test_questions_that_fail_are_not_kept_for_ever() -> None:
     assert len(ops.recent._locks) <= 200
 
 
-async def test_an_answer_that_nobody_gets_any_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.ops.api.common._FRESH_S", -1.0)
+async def test_an_answer_that_nobody_gets_any_more_is_not_kept() -> None:
     queries = QueryBus()
 
     @queries.handles(Look)
     async def look(query: Look) -> int:
         return query.number
 
-    ops = Ops(Settings(), queries, CommandBus(), Recent())
+    ops = Ops(Settings(), queries, CommandBus(), Recent(fresh_s=-1.0))
     assert [await ops.recent.ask(ops, Look(number=number)) for number in range(10)] == [*range(10)]
     assert len(ops.recent._known) == 1
 

@@ -50,7 +50,8 @@ Answer = TypeVar("Answer")
 class Recent:
     """Answers of the last second. So the servers answer each question at most once a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh_s: float = _FRESH_S) -> None:
+        self._fresh_s = fresh_s
         self.forget()
 
     async def ask(self, ops: Ops, query: Query[Answer]) -> Answer:
@@ -62,11 +63,11 @@ class Recent:
         answers = self._known
         async with self._locks[name]:
             at, known = answers.get(name, (-math.inf, None))
-            if time.monotonic() - at > _FRESH_S:
+            if time.monotonic() - at > self._fresh_s:
                 known = (await ops.queries.ask_async(query)).unwrap()
                 now = time.monotonic()
                 # Pages may be large, and nobody gets an old one.
-                for old in [it for it, (at, _) in answers.items() if now - at > _FRESH_S]:
+                for old in [it for it, (at, _) in answers.items() if now - at > self._fresh_s]:
                     del answers[old]
                 answers[name] = (now, known)
             answer: Answer = known
