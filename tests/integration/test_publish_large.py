@@ -115,7 +115,7 @@ def claims_of(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int], li
     asked: list[int] = []
     locked: list[int] = []
     canceled: list[bool] = []
-    claim = outbox._Claim
+    claim = outbox._OutboxClaim
 
     class Noting(psycopg.AsyncCursor[Any]):
         claims = False
@@ -139,7 +139,7 @@ def claims_of(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int], li
         conn.cursor_factory = Noting
         return claim(conn, unsettled)
 
-    monkeypatch.setattr(outbox, "_Claim", noting)
+    monkeypatch.setattr(outbox, "_OutboxClaim", noting)
     return asked, locked, canceled
 
 
