@@ -43,12 +43,15 @@ def _modules() -> Iterator[str]:
         module = importlib.import_module(name)
         yield f"## {title}: `{name}`\n"
         yield _told(module.__doc__) + "\n"
-        for public in sorted(module.__all__, key=lambda it: (it.isupper(), it.lower())):
+        names = sorted(module.__all__, key=lambda it: (it.isupper(), it.lower()))
+        for public in names:
             yield from _entry(public, getattr(module, public))
+        if errors := [name for name in names if _is_error(getattr(module, name))]:
+            yield "Errors: " + ", ".join(f"`{name}`" for name in errors) + ".\n"
 
 
 def _entry(name: str, value: Any) -> Iterator[str]:
-    if not (inspect.isclass(value) or inspect.isfunction(value)):
+    if not (inspect.isclass(value) or inspect.isfunction(value)) or _is_error(value):
         return
     yield f"### `{name}`\n"
     if signature := _signature(name, value):
@@ -57,6 +60,10 @@ def _entry(name: str, value: Any) -> Iterator[str]:
         yield _sentence(doc) + "\n"
     if inspect.isclass(value):
         yield from _members(value)
+
+
+def _is_error(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, BaseException)
 
 
 def _members(kind: type) -> Iterator[str]:
