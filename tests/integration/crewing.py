@@ -70,6 +70,11 @@ class Host:
         self.until("it has ended", lambda: worker not in self.crew.workers)
 
 
+def values(caplog: Any) -> list[tuple[Any, ...]]:
+    """What the log lines of the crew say, without their words."""
+    return [record.args for record in caplog.records if record.name == "relay.fleet"]
+
+
 @contextmanager
 def a_host(directory: Path) -> Iterator[Host]:
     """A host whose processes end with the test."""

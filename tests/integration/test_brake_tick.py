@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from relay import Outbox
 from relay.adapters.postgres.poll_connection import PollTimes
 from relay.adapters.postgres.wakeup import DuePollTimes, Wakeup
 from relay.devstack import ValkeyServer
+from relay.domain.backpressure import OutboxLimits, Pressure, full
 from relay.domain.facts import ProducersBraked, ProducersReleased
 from scheduler.brake import BrakeTimes
 from tests.integration.publishing import event, open_backlog_reader, query
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.anyio
 
 BRAKE = "brake:sea"
 KEY = "RELAY_CONTEXTS__SEA__BACKPRESSURE__"
+LIMITS = OutboxLimits(above=10, age=timedelta(minutes=10), action="refuse", delay=timedelta(0))
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ async def test_it_begins_above_the_limit_and_ends_below_a_part_of_it(scheduler: 
     assert fact == ProducersBraked(
         context="sea",
         action="refuse",
-        reason="the outbox of sea is full: its limit is 10 waiting events",
+        reason=full("sea", LIMITS, Pressure(11, 0)),
         waiting=11,
         age_seconds=pytest.approx(0, abs=300),
     )
@@ -148,7 +151,7 @@ async def test_an_old_event_brakes_if_a_publisher_could_take_it(scheduler: Sched
     await scheduler.tick(BRAKE)
     [fact] = scheduler.facts
     assert isinstance(fact, ProducersBraked)
-    assert fact.reason == "the outbox of sea is full: its limit is a wait of 600 s"
+    assert fact.reason == full("sea", LIMITS, Pressure(1, 1200))
 
 
 async def test_what_is_dead_or_delayed_does_not_count_and_what_has_failed_does(scheduler: Scheduler) -> None:
@@ -242,6 +245,6 @@ async def test_operators_see_it(scheduler: Scheduler) -> None:
         await scheduler.tick(BRAKE)
         found = (await reader.backlogs()).brake
         assert (found.braking, found.action) == (1, "refuse")
-        assert str(found) == "producers are refused: the outbox of sea is full: its limit is 10 waiting events"
+        assert found.reason == full("sea", LIMITS, Pressure(11, 0))
         query(scheduler.database_url, "UPDATE relay_wakeup SET brake_until = clock_timestamp()")
         assert (await reader.brake()).braking == 0

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from consumer.handlers import MessageContext
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
+from relay.domain.reasons import code_of
 from tests.integration.consuming import subscribed
 from tests.integration.publishing import query
 from tests.integration.python_handling import KINDS, WRITE, Handling, InThread, Vibe, handling, nothing
@@ -189,5 +190,5 @@ async def test_a_function_whose_time_is_up_is_tried_again(calls: Handling) -> No
     await asyncio.to_thread(one.claim_ahead, [id])
     assert await one.process(id) is not None
     release.set()
-    assert (await calls.sub.row(id))["last_error"] == "time-out: no answer within 0.3 s"
+    assert code_of((await calls.sub.row(id))["last_error"]) == "timeout"
     assert await calls.state(id) == "open"

@@ -15,7 +15,7 @@ import pytest
 from relay import children
 from relay.domain.members import State
 from relay.fleet.crew import Crew
-from tests.integration.crewing import CRASHES, DEAF, DRAIN, GENTLE, READY, Host, a_host
+from tests.integration.crewing import CRASHES, DEAF, DRAIN, GENTLE, READY, Host, a_host, values
 
 
 @pytest.fixture
@@ -51,10 +51,8 @@ def test_one_that_crashes_is_replaced_after_a_while_that_grows(host: Host, caplo
         [worker] = host.crew.workers
         host.gone(worker)
         assert host.crew.crashes == number
-        assert (
-            f"worker {worker.pid} ended by itself with status 3 (the broker could not be reached)" in caplog.text
-        )
-        assert f"the next start is in {pause} s" in caplog.messages[-1 if number < 5 else -2]
+        crash = values(caplog)[-1 if number < 5 else -2]
+        assert crash == (worker.pid, "status 3", " (the broker could not be reached)", pause)
         host.tick(pause - 0.1)
         assert host.crew.workers == []
         host.now += 0.2
@@ -72,7 +70,7 @@ def test_a_crash_loop_may_last_for_days(tmp_path: Path, caplog: Any) -> None:
     host.crew.wanted = 1
     while host.crew.crashes < 1_100:
         host.tick(31)
-    assert "1100 workers one after the other" in caplog.messages[-1]
+    assert values(caplog)[-1] == (1_100, 60, "status 3")
 
 
 def test_one_that_ran_for_long_begins_no_loop(host: Host, caplog: Any) -> None:
@@ -81,9 +79,9 @@ def test_one_that_ran_for_long_begins_no_loop(host: Host, caplog: Any) -> None:
         host.now += 61
         worker.process.kill()
         host.gone(worker)
-        assert "ended by itself with signal SIGKILL; the next start is in 1 s" in caplog.messages[-1]
+        assert values(caplog)[-1] == (worker.pid, "signal SIGKILL", "", 1)
         host.now += 1.1
-    assert "crash loop" not in caplog.text
+    assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
 
 
 def test_what_a_killed_command_leaves_behind_is_killed(host: Host, tmp_path: Path) -> None:
@@ -108,8 +106,8 @@ def test_one_that_never_says_that_it_is_there_is_killed_and_counts_as_crashed(ho
         assert worker.process.poll() is None
         host.tick(1)
         host.gone(worker)
-        assert f"sent no heartbeat for {READY:g} s" in caplog.messages[-2]
-        assert f"the next start is in {pause} s" in caplog.messages[-1]
+        assert values(caplog)[-2] == (worker.pid, READY)
+        assert values(caplog)[-1] == (worker.pid, "signal SIGKILL", "", pause)
         host.now += pause + 0.1
     assert host.crew.crashes == 3
 
@@ -123,7 +121,7 @@ def test_one_that_falls_silent_is_replaced(host: Host, caplog: Any) -> None:
     host.tick()
     host.said = {other.pid: State.WORKING}
     host.tick(READY - 1)
-    assert "sent no heartbeat" not in caplog.text
+    assert (silent.pid, READY) not in values(caplog)
     host.tick(1)
     host.gone(silent)
     assert f"worker {silent.pid} sent no heartbeat for {READY:g} s: it is killed" in caplog.messages
@@ -138,7 +136,7 @@ def test_when_the_whole_host_stood_still_nobody_is_killed_for_its_silence(host: 
     host.now += 10 * READY
     host.tick()
     assert host.crew.workers == workers
-    assert "sent no heartbeat" not in caplog.text
+    assert values(caplog) == []
 
 
 def test_while_redis_is_away_nobody_is_killed_for_its_silence(host: Host) -> None:
@@ -173,7 +171,7 @@ def test_one_that_does_not_end_in_time_is_killed(host: Host, caplog: Any) -> Non
     host.tick(0.2)
     host.gone(worker)
     assert (host.crew.crashes, host.crew.killed) == (0, 1)
-    assert f"has not ended within {DRAIN:g} s: it is killed" in caplog.text
+    assert (worker.pid, DRAIN) in values(caplog)
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:

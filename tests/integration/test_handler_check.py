@@ -149,6 +149,14 @@ def failed(output: str) -> list[str]:
     return [case["case"] for case in json.loads(output)["cases"] if not case["passed"]]
 
 
+#: How many cases a handler is sent without a secret.
+UNSIGNED = sum(not case.signed for case in CASES)
+
+
+def passed(output: str) -> int:
+    return sum(case["passed"] for case in json.loads(output)["cases"])
+
+
 def test_a_good_handler_passes_every_case(check: Check) -> None:
     with serving(Handler()) as url:
         status, output, _ = check(url, "--secret", SECRET, "--json")
@@ -176,7 +184,7 @@ def test_doing_it_again_is_allowed_and_said(check: Check) -> None:
 
     with serving(Again()) as url:
         status, output, _ = check(url, "--secret", SECRET)
-    assert (status, "All 16 cases passed." in output) == (0, True)
+    assert status == 0
     assert "note: the handler does repeats again: this is right only if twice is the same as once" in output
 
 
@@ -203,8 +211,8 @@ def test_a_handler_that_declares_the_default_event_is_checked_without_options(
     async def handle(event: Any) -> None: ...
 
     with serving(Starlette(routes=[Route("/handle", endpoint.route(handle), methods=["POST"])])) as url:
-        status, output, _ = check(url)
-    assert (status, "All 13 cases passed." in output) == (0, True), output
+        status, output, _ = check(url, "--json")
+    assert (status, passed(output)) == (0, UNSIGNED), output
 
 
 def test_the_command_of_the_page_passes_the_service_of_the_page(
@@ -219,8 +227,8 @@ def test_the_command_of_the_page_passes_the_service_of_the_page(
     [command] = commands(code("docs/how-to/http-handlers.md", "sh", 1))
     _, _, _, url, *options = shlex.split(command)
     with serving(module["app"]) as served:
-        status, output, _ = check(url.replace("http://127.0.0.1:8000/handle", served), *options)
-    assert (status, "All 13 cases passed." in output) == (0, True), output
+        status, output, _ = check(url.replace("http://127.0.0.1:8000/handle", served), *options, "--json")
+    assert (status, passed(output)) == (0, UNSIGNED), output
 
 
 def test_the_default_event_is_named_where_the_handler_does_not_know_it(check: Check) -> None:
@@ -239,7 +247,7 @@ def test_a_slow_handler_fails_what_must_be_done_in_time(check: Check, fault: str
         _, output, _ = check(url, "--secret", SECRET, "--json", "--timeout", "1")
     assert {"good", "repeated"} <= set(failed(output))
     assert "malformed JSON" not in failed(output)
-    assert json.loads(output)["cases"][0]["answered"] == "no answer within 1 s"
+    assert json.loads(output)["cases"][0]["answered"].endswith(" 1 s")
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

@@ -71,6 +71,14 @@ def down(result: Result) -> list[str]:
     return [found["server"] for found in json.loads(result.stdout) if not found["healthy"]]
 
 
+def findings(result: Result) -> list[dict[str, str]]:
+    return [finding for examined in json.loads(result.stdout) for finding in examined["findings"]]
+
+
+def codes(result: Result) -> list[str]:
+    return [finding["code"] for finding in findings(result)]
+
+
 def test_all_is_well(health: Callable[..., Result]) -> None:
     result = health()
     assert result.exit_code == 0
@@ -89,7 +97,8 @@ def test_a_full_outbox_is_a_warning(health: Callable[..., Result], database_url:
     result = health("--strict")
     assert result.exit_code == 1
     assert "warn postgresql sea" in result.stdout
-    assert "producers are refused: sea is full" in result.stdout
+    assert "sea is full" in result.stdout
+    assert codes(health("--json")) == ["OUTBOX_FULL"]
 
 
 def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
@@ -100,10 +109,8 @@ def test_the_place_of_an_archive_is_asked_and_a_short_time_is_warned_of(
     )
     assert down(health("--json")) == ["archive sea"]
     (tmp_path / "cold").mkdir()
-    output = health().stdout
-    assert f"{tmp_path}/cold answers" in output
-    assert "after is 10d; usual are 90d to 1y" in output
-    assert "is handled again" not in output
+    assert f"{tmp_path}/cold " in health().stdout
+    assert codes(health("--json")) == ["ARCHIVE_TIME"]
 
 
 def test_a_consumer_that_forgets_ids_before_their_events_are_deleted_is_warned(
@@ -114,8 +121,8 @@ def test_a_consumer_that_forgets_ids_before_their_events_are_deleted_is_warned(
     reads += 'stream = "SEA_EVENTS"\nfilter_subject = "sea.>"\nhandler = "http://h/"\n'
     kept = [archive.format("sea", "3y"), archive.format("port", "2y"), archive.format("quay", "3y")]
     (tmp_path / "relay.toml").write_text("".join([*kept, reads.format("port"), reads.format("quay")]))
-    findings = [it for examined in json.loads(health("--json").stdout) for it in examined["findings"]]
-    assert [it["subject"] for it in findings if it["code"] == "ARCHIVE_KEEP"] == ["archive port"]
+    found = findings(health("--json"))
+    assert [it["subject"] for it in found if it["code"] == "ARCHIVE_KEEP"] == ["archive port"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +150,7 @@ def test_a_database_without_our_tables_is_not_well(
     result = health(DATABASE_URL=url)
     assert result.exit_code == 1
     assert "DOWN postgresql sea" in result.stdout
-    assert "run: relay db upgrade" in result.stdout
+    assert codes(health("--json", DATABASE_URL=url)) == ["TABLES_OLD"]
 
 
 def test_a_stream_that_is_missing_is_named_with_the_remedy(
@@ -153,7 +160,8 @@ def test_a_stream_that_is_missing_is_named_with_the_remedy(
     result = health()
     assert result.exit_code == 1
     [line] = [line for line in result.stdout.splitlines() if line.startswith("DOWN")]
-    assert line.endswith("stream SEA_DLQ: does not exist; run: relay streams ensure")
+    assert "stream SEA_DLQ" in line
+    assert line.endswith("; run: relay streams ensure")
     assert health("--for", "scheduler").exit_code == 0
     assert health("--for", "worker").exit_code == 1
 
@@ -165,10 +173,10 @@ def test_consumers_that_are_missing_are_named_with_the_remedy(
     (tmp_path / "relay.toml").write_text(f"[contexts.sea]\n[contexts.sea.subscriptions.own]\n{subscription}\n")
     result = health("--json")
     assert down(result) == ["nats"]
-    found = [found for server in json.loads(result.stdout) for found in server["findings"]]
+    found = findings(result)
     assert {it["code"] for it in found} == {"CONSUMER_MISSING"}
     assert "consumer SEA_EVENTS/sea__own" in {it["subject"] for it in found}
-    assert {it["remedy"] for it in found} == {"run: relay streams ensure"}
+    assert all(it["remedy"] for it in found)
 
 
 def test_a_process_is_asked_for_what_it_needs_only(health: Callable[..., Result]) -> None:
@@ -191,7 +199,7 @@ def test_development_servers_give_no_reason_to_warn(health: Callable[..., Result
     result = health("--json", "--strict")
     assert result.exit_code == 0
     assert [found["warnings"] for found in json.loads(result.stdout)] == [[], [], []]
-    assert "cannot be checked" not in result.stdout
+    assert codes(result) == []
 
 
 def test_a_database_that_may_lose_commits_is_warned_of(health: Callable[..., Result], database_url: str) -> None:
@@ -209,8 +217,7 @@ def test_a_database_older_than_any_that_was_tried_is_warned_of(
     health: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(databases, "TESTED", 99)
-    [warning] = warnings(health("--json"), "postgresql sea")
-    assert "older than the tested versions: 99" in warning
+    assert codes(health("--json")) == ["DATABASE_OLD"]
 
 
 @pytest.mark.parametrize("sync", ["2m", "10s"])
@@ -231,8 +238,8 @@ def test_what_cannot_be_found_out_is_told_and_no_warning(health: Callable[..., R
     for monitor in ("", f"http://127.0.0.1:{free_port()}/s3cret"):
         result = health("--strict", RELAY_NATS__MONITOR=monitor)
         assert result.exit_code == 0
-        assert "sync_interval cannot be checked: nats.monitor" in result.stdout
         assert "s3cret" not in result.stdout
+        assert codes(health("--json", RELAY_NATS__MONITOR=monitor)) == ["SYNC_UNKNOWN"]
 
 
 @contextmanager
@@ -249,21 +256,21 @@ def made(server: NatsServer, **options: object) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "expected"),
     [
-        ({"storage": StorageType.MEMORY, "discard": DiscardPolicy.NEW}, ["is in memory"]),
-        ({"discard": DiscardPolicy.OLD}, ["drops its oldest messages"]),
-        ({"persist_mode": PersistMode.ASYNC, "discard": DiscardPolicy.NEW}, ["acknowledges before it writes"]),
+        ({"storage": StorageType.MEMORY, "discard": DiscardPolicy.NEW}, ["STREAM_IN_MEMORY"]),
+        ({"discard": DiscardPolicy.OLD}, ["STREAM_DROPS"]),
+        ({"persist_mode": PersistMode.ASYNC, "discard": DiscardPolicy.NEW}, ["STREAM_EARLY"]),
         ({"discard": DiscardPolicy.NEW}, []),
     ],
 )
 def test_a_stream_that_may_lose_messages_is_warned_of(
-    health: Callable[..., Result], nats_server: NatsServer, options: dict[str, object], words: list[str]
+    health: Callable[..., Result], nats_server: NatsServer, options: dict[str, object], expected: list[str]
 ) -> None:
     with made(nats_server, **options):
-        found = warnings(health("--json"), "nats")
-    assert len(found) == len(words)
-    assert all(word in warning for word, warning in zip(words, found, strict=True))
+        result = health("--json")
+    assert codes(result) == expected
+    assert len(warnings(result, "nats")) == len(expected)
 
 
 def test_a_stream_that_is_nearly_full_is_warned_of(health: Callable[..., Result], nats_server: NatsServer) -> None:
@@ -276,8 +283,9 @@ def test_a_stream_that_is_nearly_full_is_warned_of(health: Callable[..., Result]
         asyncio.run(fill(8))
         assert warnings(health("--json"), "nats") == []
         asyncio.run(fill(1))
-        [warning] = warnings(health("--json"), "nats")
-    assert warning.startswith("stream SEA_EVENTS is 90% full")
+        [finding] = findings(health("--json"))
+    assert (finding["code"], finding["subject"]) == ("STREAM_FULL", "stream SEA_EVENTS")
+    assert "90%" in finding["text"]
 
 
 @pytest.mark.parametrize(("version", "warned"), [("2.13.9", True), ("2.14.0", False), ("3.0.0", False)])
@@ -311,12 +319,11 @@ def test_one_replica_in_a_cluster_is_warned_of(health: Callable[..., Result], se
         two.wait()
         asyncio.run(ensured(one))
         with made(one, discard=DiscardPolicy.NEW):
-            found = warnings(health("--json", NATS_URL=one.url, RELAY_NATS__MONITOR=one.monitor_url), "nats")
+            found = codes(health("--json", NATS_URL=one.url, RELAY_NATS__MONITOR=one.monitor_url))
     finally:
         one.stop()
         two.stop()
-    assert len(found) == len(SEA.streams())
-    assert all("one replica in a cluster" in warning for warning in found)
+    assert found == ["STREAM_ALONE"] * len(SEA.streams())
 
 
 def test_credentials_that_are_not_accepted_are_no_server_that_is_away(
@@ -326,9 +333,7 @@ def test_credentials_that_are_not_accepted_are_no_server_that_is_away(
         result = health("--json", NATS_URL=guarded.url, NATS_TOKEN="wr0ng")
         asyncio.run(ensured(guarded, token="s3cret"))
         assert health("--json", NATS_URL=guarded.url, NATS_TOKEN="s3cret").exit_code == 0
-    assert down(result) == ["nats"]
-    [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
-    assert found["detail"].startswith("NATS refuses the credentials: 'Authorization Violation'")
+    assert (down(result), codes(result)) == (["nats"], ["BROKER_REFUSED"])
     assert "wr0ng" not in result.output
 
 
@@ -337,4 +342,5 @@ def test_a_permission_that_is_missing_is_named(health: Callable[..., Result], se
     with GuardedNats(server_directory, guard) as guarded:
         result = health("--json", NATS_URL=guarded.url, NATS_USER="u", NATS_PASSWORD="p")
     [found] = [found for found in json.loads(result.stdout) if found["server"] == "nats"]
-    assert found["detail"].endswith("grant it: publish $JS.API.INFO")
+    assert codes(result) == ["BROKER_REFUSED"]
+    assert found["detail"].endswith("publish $JS.API.INFO")

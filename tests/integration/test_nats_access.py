@@ -112,7 +112,7 @@ async def test_a_token_in_a_file(start: Start, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     url = start("authorization { token: s3cret }").url
     await published(settings(url, NATS_TOKEN_FILE=str(tmp_path / "token")))
-    assert "refuses the credentials" in await refused(settings(url))
+    assert "BROKER_REFUSED" in await refused(settings(url))
 
 
 async def test_an_nkey(start: Start, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_an_nkey(start: Start, tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"{each.seed}\n")
     url = start(f"authorization {{ users: [{{nkey: {pair.public}}}] }}").url
     await published(settings(url, NATS_NKEY=str(tmp_path / "seed")))
-    assert "refuses the credentials" in await refused(settings(url, NATS_NKEY=str(tmp_path / "stranger")))
+    assert "BROKER_REFUSED" in await refused(settings(url, NATS_NKEY=str(tmp_path / "stranger")))
 
 
 async def test_a_creds_file(start: Start, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_creds_file(start: Start, tmp_path: Path) -> None:
     Operator().write_creds(tmp_path / "stranger.creds")
     url = start(operator.configuration).url
     await published(settings(url, NATS_CREDS=str(creds)))
-    assert "refuses the credentials" in await refused(settings(url, NATS_CREDS=str(tmp_path / "stranger.creds")))
+    assert "BROKER_REFUSED" in await refused(settings(url, NATS_CREDS=str(tmp_path / "stranger.creds")))
 
 
 async def test_a_creds_file_that_was_renewed_holds_from_the_next_connect(start: Start, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_a_creds_file_that_was_renewed_holds_from_the_next_connect(start: 
         connection.on_down.append(down.set)
         creds.write_text("half written")
         await asyncio.wait_for(down.wait(), 60)  # the server ends what has expired
-        with pytest.raises(BrokerUnreachable, match="not a creds file"):
+        with pytest.raises(BrokerUnreachable, match=r"user\.creds"):
             await connection.client()
         operator.write_creds(creds)
         up = asyncio.Event()
@@ -163,11 +163,13 @@ def test_what_is_no_creds_file_is_a_wrong_configuration(text: str, tmp_path: Pat
 
 def test_a_seed_that_is_none_is_a_wrong_configuration(tmp_path: Path) -> None:
     (tmp_path / "seed").write_text("SUnotaseed")
-    with pytest.raises(ConfigurationError, match="no valid nkey seed") as caught:
+    with pytest.raises(ConfigurationError) as caught:
         nats_options(settings("nats://localhost", NATS_NKEY=str(tmp_path / "seed")))
+    assert caught.value.field == "nats.nkey"
     assert "SUnotaseed" not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="cannot read /nowhere/seed: No such file"):
+    with pytest.raises(ConfigurationError, match="/nowhere/seed") as unread:
         nats_options(settings("nats://localhost", NATS_NKEY="/nowhere/seed"))
+    assert unread.value.field == "nats.nkey"
 
 
 # --- TLS ---
@@ -297,7 +299,7 @@ async def test_a_subject_that_may_not_be_published_is_named_and_others_go_on(sta
         client = await connection.client()
         async with asyncio.timeout(PATIENCE.total_seconds() / 2):
             outcome = await publisher.publish("sea.event.No.v1", b"{}", {})
-        assert getattr(outcome, "error", "").endswith("grant it: publish sea.event.No.v1"), outcome
+        assert getattr(outcome, "error", "").endswith(" publish sea.event.No.v1"), outcome
         assert isinstance(await publisher.publish("sea.event.ok.v1", b"{}", {}), Published)
         assert await connection.client() is client
 
@@ -306,9 +308,7 @@ async def test_a_pull_that_may_not_be_asked_for_is_named(start: Start) -> None:
     async with limited(start, '["sea.event.>"]', '["_INBOX.>"]') as connection:
         consumer = NatsJetStreamConsumer(connection, stream="SEA_EVENTS", durable="sea__own")
         async with asyncio.timeout(25):  # and not when the request is over
-            with pytest.raises(
-                BrokerRefused, match=r"grant it: publish \$JS.API.CONSUMER.MSG.NEXT.SEA_EVENTS.sea__own$"
-            ):
+            with pytest.raises(BrokerRefused, match=r"publish \$JS.API.CONSUMER.MSG.NEXT.SEA_EVENTS.sea__own$"):
                 await consumer.fetch(10, timedelta(seconds=30))
 
 

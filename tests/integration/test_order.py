@@ -15,6 +15,7 @@ from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.devstack import NatsServer
+from relay.domain.reasons import code_of
 from relay.domain.watermark import Watermark
 from relay.ports import Delivery
 from tests.integration.consuming import LEASE, SUBSCRIPTION, Handler, Subscription, inbox_row, subscribed
@@ -285,7 +286,7 @@ async def test_a_message_that_kills_every_worker_is_exhausted_without_another_ca
     assert await handle(sub, a1, max_attempts=3) == []
     [letter] = await sub.dead_letters()
     assert (letter["class"], letter["attempts"]) == ("exhausted", 3)
-    assert letter["reason"].startswith("exhausted: 3 attempts, the last one without an answer")
+    assert code_of(letter["reason"]) == "worker_died"
     assert (await sub.row(a1))["dead_lettered_at"] is not None
 
 

@@ -182,7 +182,7 @@ async def test_a_dead_event_lets_its_key_go_on_or_blocks_it_as_configured(relay:
     assert relay.row(dead)["dead_at"]
     assert await relay.ids() == ([str(free)] if blocks else [str(free), str(held)])
     if blocks:
-        with pytest.raises(NotPublishable, match="earlier one of its key"):
+        with pytest.raises(NotPublishable):
             await command.publish(held)
     query(relay.url, "UPDATE outbox_events SET event_type = 'mended' WHERE id = %s", dead)
     await command.publish(dead)

@@ -128,7 +128,7 @@ async def test_a_handler_that_takes_too_long_is_given_up(nats_server: NatsServer
 
 async def test_the_one_who_asks_waits_no_longer_than_it_says(running: Service) -> None:
     async with running.asking() as queries:
-        with pytest.raises(QueryTimeout, match=r"no answer within 0\.2 s") as caught:
+        with pytest.raises(QueryTimeout, match=r" 0\.2 s") as caught:
             await queries.ask(running.inspect, {"what": "hangs"}, timeout=0.2)
     assert caught.value.code == "QUERY_TIMEOUT"
 

@@ -106,17 +106,17 @@ async def test_a_schema_that_is_older_than_the_process_is_told(postgres: Postgre
     """By the scheduler, which asks first, by the publisher, and by whoever uses an inbox."""
     url = postgres.create_database(f"older_{uuid4().hex}")
     async with create_pool(url, max_size=1, application_name="newer") as pool:
-        with pytest.raises(SchemaMissing, match="relay db upgrade"):
+        with pytest.raises(SchemaMissing):
             await PostgresInboxAdapter(pool).due("any", 1)
         upgrade(url)
         with psycopg.connect(url) as conn:
             conn.execute("DROP FUNCTION relay_lane, relay_holds_back CASCADE")
         waker, outbox = Wakeup(pool, url, NO_REST), PostgresOutboxAdapter(pool)
-        with pytest.raises(SchemaMissing, match="relay db upgrade"):
+        with pytest.raises(SchemaMissing):
             await waker.due(1)
         await waker.close()
         for claim in (outbox.find_unpublished([0], 1, 1), outbox.find_one(uuid4())):
-            with pytest.raises(SchemaMissing, match="relay db upgrade"):
+            with pytest.raises(SchemaMissing):
                 await claim.__aenter__()
     postgres.drop_database(url.rpartition("/")[2])
 
