@@ -74,8 +74,8 @@ def _members(kind: type) -> Iterator[str]:
         if isinstance(plain, property):
             yield f"- **`{name}`**: {_sentence(plain.__doc__)}"
         elif inspect.isfunction(plain):
-            said = _signature(name, plain, bound=not isinstance(member, staticmethod))
-            yield f"- **`{_short(said) or name}`**: {_sentence(plain.__doc__)}"
+            given = list(inspect.signature(plain).parameters)[0 if isinstance(member, staticmethod) else 1 :]
+            yield f"- **`{name}({', '.join(given)})`**: {_sentence(plain.__doc__)}"
     yield ""
 
 
@@ -85,7 +85,7 @@ def _own_doc(value: Any) -> str | None:
     return None if said and said.startswith(f"{value.__name__}(") else said
 
 
-def _signature(name: str, value: Any, *, bound: bool = False) -> str:
+def _signature(name: str, value: Any) -> str:
     """How it is called; nothing where that says nothing, as of errors and enumerations."""
     if inspect.isclass(value) and issubclass(value, BaseException | tuple | enum.Enum):
         return ""
@@ -93,7 +93,7 @@ def _signature(name: str, value: Any, *, bound: bool = False) -> str:
         found = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    parameters = [_shown(it) for it in list(found.parameters.values())[1 if bound else 0 :]]
+    parameters = [_shown(it) for it in found.parameters.values()]
     text = UNREADABLE.sub("…", str(found.replace(parameters=parameters))).replace("'", '"')
     text = re.sub(r'(?<=: )"([^"]*)"|(?<=-> )"([^"]*)"', lambda it: it[1] or it[2], text)
     if inspect.isclass(value):
@@ -126,10 +126,6 @@ def _folded(name: str, text: str) -> str:
         else:
             parts[-1] += sign
     return f"{name}(\n" + "".join(f"    {part.strip()},\n" for part in parts) + f"){answer}"
-
-
-def _short(signature: str) -> str:
-    return re.sub(r"\(\s+", "(", " ".join(signature.split())).replace(", )", ")").replace("( ", "(")
 
 
 def _told(doc: str | None) -> str:
