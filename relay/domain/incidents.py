@@ -141,7 +141,7 @@ def requeue_refusal(candidate: Candidate) -> RelayError | None:
 
 
 def gone() -> RelayError:
-    """Why a message cannot be requeued if its inbox row is not dead because of its incident."""
+    """The refusal if the inbox row is not dead by this incident."""
     return NotRequeueable(
         "the inbox does not hold the message as dead",
         hint="its dead letter is being settled (try again in a moment), or the row was archived",
