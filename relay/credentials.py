@@ -12,7 +12,8 @@ from nats.js import JetStreamContext
 from pydantic import SecretStr
 
 from relay.adapters.http import HttpAccess
-from relay.adapters.jetstream.connection import connect_once, servers
+from relay.adapters.jetstream.client import servers
+from relay.adapters.jetstream.connection import connect_once
 from relay.adapters.jetstream.credentials import creds_options, nkey_options
 from relay.domain.errors import ConfigurationError
 from relay.settings import HttpSettings, Settings, TlsSettings

@@ -37,7 +37,7 @@ def heard(pieces: Iterator[bytes]) -> list[Heard]:
     messages = list[Heard]()
 
     async def read() -> None:
-        client = RelayClient()
+        client = RelayClient("nats://127.0.0.1")
         client._listeners[7] = lambda *message: messages.append(message)
         for piece in pieces:
             await client._ps.parse(piece)

@@ -30,6 +30,16 @@ _SPACE: Final = " \t\r\n\v\f"
 #: Number of tokens in the reply subject of a delivery: the short form, and the form with domain and account, which
 #: may have more tokens at the end.
 _BARE, _LONG = 9, 11
+_NEXT_SERVER: Final = re.compile(r",(?=\s*(?:nats|tls|wss?)://)", re.IGNORECASE)
+
+
+def servers(url: str) -> list[str]:
+    """Split a list of servers at its commas. A comma counts only before a scheme: it may be part of a password.
+
+    The schemes are in lower case: nats-py takes any other for the name of a host, without TLS.
+    """
+    found = (server.strip().partition("://") for server in _NEXT_SERVER.split(url))
+    return [f"{scheme.lower()}{separator}{rest}" for scheme, separator, rest in found]
 
 
 class _Parser(Parser):
@@ -93,10 +103,14 @@ class RelayClient(Client):
     regular expressions for every message sent. On the fast path the callers check what they send and receive.
     """
 
-    def __init__(self, *, tls: bool = False) -> None:
-        """``tls``: use no server without TLS, whatever its address says. WebSockets have TLS of their own."""
+    def __init__(self, url: str) -> None:
+        """``url`` may list several servers of a cluster (`servers`).
+
+        If one of the addresses demands TLS, none may do without: all get the same credentials.
+        """
         super().__init__()
-        self._insists = tls
+        self._addresses = servers(url)
+        self._insists = any(address.startswith("tls://") for address in self._addresses)
         self._listeners: dict[int, Listener] = {}
         self._ps = _Parser(self)
         self._flushing = False
@@ -106,10 +120,10 @@ class RelayClient(Client):
         #: Called for every missing permission.
         self.on_refused: Callable[[Refusal], None] | None = None
 
-    async def connect(self, *arguments: Any, **options: Any) -> None:
+    async def connect(self, **options: Any) -> None:  # type: ignore[override]
         """As of nats-py, which leaves the socket open when it fails or is cancelled."""
         try:
-            await super().connect(*arguments, **options)
+            await super().connect(servers=self._addresses, **options)
         except BaseException:
             # Not `close`: it waits for the end of a TLS handshake that never comes.
             if (writer := getattr(self._transport, "_io_writer", None)) is not None:

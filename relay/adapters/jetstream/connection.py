@@ -8,7 +8,6 @@ client, or BrokerUnreachable.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -27,7 +26,6 @@ _RESTART_DELAY_S: Final = 0.5
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: A connection without permission to receive answers is closed after this time, in seconds.
 _DEAF_TIMEOUT_S: Final = 5.0
-_NEXT_SERVER: Final = re.compile(r",(?=\s*(?:nats|tls|wss?)://)", re.IGNORECASE)
 
 #: For the connection of one command.
 _CONNECT_TIMEOUT_S: Final = 2
@@ -35,20 +33,6 @@ _CONNECT_TIMEOUT_S: Final = 2
 #: `telling`.
 _MAX_ATTEMPTS: Final = 4
 _ANSWER_TIMEOUT_S: Final = 3
-
-
-def servers(url: str) -> list[str]:
-    """Split a list of servers at its commas. A comma counts only before a scheme: it may be part of a password.
-
-    The schemes are in lower case: nats-py takes any other for the name of a host, without TLS.
-    """
-    found = (server.strip().partition("://") for server in _NEXT_SERVER.split(url))
-    return [f"{scheme.lower()}{separator}{rest}" for scheme, separator, rest in found]
-
-
-def insists(addresses: list[str]) -> bool:
-    """Whether one of the addresses demands TLS. Then none may do without: all get the same credentials."""
-    return any(address.startswith("tls://") for address in addresses)
 
 
 class NatsConnection:
@@ -137,8 +121,7 @@ class NatsConnection:
             await asyncio.sleep(_RESTART_DELAY_S)
 
     async def _connect(self, closed: asyncio.Event) -> RelayClient:
-        addresses = servers(self._url)
-        client = RelayClient(tls=insists(addresses))
+        client = RelayClient(self._url)
 
         async def on_closed() -> None:
             closed.set()
@@ -157,7 +140,6 @@ class NatsConnection:
 
         client.on_refused = partial(self._note_refused, client)
         await client.connect(
-            servers=addresses,
             connect_timeout=2,
             reconnect_time_wait=0.25,
             max_reconnect_attempts=-1,
@@ -204,8 +186,7 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
     missing.
     """
     causes: list[Exception] = []
-    addresses = servers(url)
-    client = RelayClient(tls=insists(addresses))
+    client = RelayClient(url)
 
     async def note(error: Exception) -> None:
         causes.append(telling(causes[-1], error) if causes else error)
@@ -213,7 +194,6 @@ async def connect_once(url: str, **options: Any) -> AsyncIterator[JetStreamConte
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S * 2):
             await client.connect(
-                servers=addresses,
                 name="relay-cli",
                 allow_reconnect=False,
                 max_reconnect_attempts=_MAX_ATTEMPTS,
