@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -78,7 +78,7 @@ class Sender:
     async def some(self, duties: Sequence[Duty], *more: int, force: bool = False) -> bool:
         """Enqueue a job for each duty that has none outstanding; returns whether none had.
 
-        One question finds out which. ``force`` replaces outstanding jobs.
+        One question for all contexts finds out which. ``force`` replaces outstanding jobs.
         """
         by_key = {duty.key: duty for duty in duties}
         free = duties if force else [by_key[key] for key in await self._application.gates.lost(list(by_key))]
@@ -90,11 +90,6 @@ class Sender:
         So an idle context costs one query, and workers nothing. Raises DatabaseUnreachable.
         """
         return not await self.job(duty) if await needed() else None
-
-    async def absent(self, duties: Mapping[str, Duty]) -> None:
-        """Enqueue a job of each duty that has none outstanding. One question for all contexts finds out which."""
-        for key in await self._application.gates.lost(list(duties)):
-            await self.job(duties[key])
 
     async def runs(self, context: str, runs: Sequence[WaitingRun]) -> None:
         """Enqueue runs of cron jobs. They need no gates, because each run has a row."""

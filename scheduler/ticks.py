@@ -83,7 +83,7 @@ def _frequent(
         yield Tick(f"lag:{context}", interval, partial(sample_lag, application, context))
     if settings.subscriptions:
         pulls = [jobs.PULL.of(context, name) for name in settings.subscriptions]
-        yield Tick(f"pull:{context}", _PULL, partial(send.absent, {pull.key: pull for pull in pulls}))
+        yield Tick(f"pull:{context}", _PULL, partial(send.some, pulls))
 
 
 def _tasks(application: Application, send: Sender, context: str, limits: PollLimits) -> Iterator[Tick]:
