@@ -85,14 +85,6 @@ _background: set[asyncio.Task[None]] = set()
 _connected = False
 
 
-def _budgets() -> dict[str, int | None]:
-    """The number of threads for each queue whose duties take long: the archive."""
-    return {
-        # The archive job runs for minutes when many rows are old enough.
-        jobs.ARCHIVE_QUEUE: 1,
-    }
-
-
 async def _start() -> None:
     application.nats.on_up.append(_nats_is_up)
     spawn(_take_over())
@@ -198,7 +190,8 @@ async def periodic(work: Duty, token: str) -> AsyncIterator[Hold]:
 
 
 #: Threads for each queue; None means as many as ``--threads``. Modules with actors may add their queues.
-budgets = _budgets()
+#: The archive job runs for minutes when many rows are old enough.
+budgets: dict[str, int | None] = {jobs.ARCHIVE_QUEUE: 1}
 runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
 if heartbeat is not None:
     heartbeat.usage = runtime.usage
