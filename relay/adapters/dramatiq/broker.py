@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -198,7 +198,9 @@ class RelayBroker(RedisBroker):
         acks = f"{space}:__acks__.{self.broker_id}.{queue_name}"
         keys = [f"{space}:{queue_name}", acks, f"{space}:__heartbeats__"]
         start: list[str | int] = [current_millis(), self.broker_id, most, min(capacity.least, _MAX_FETCH_MESSAGES)]
-        more, deferred, messages = self._fetch_script(keys=keys, args=[*start, *arguments(free)])
+        more, deferred, messages = self._fetch_script(
+            keys=keys, args=[*start, *(it for pair in free.items() for it in pair)]
+        )
         return bool(more), bool(deferred), messages
 
     def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
@@ -344,13 +346,6 @@ class Capacity:
                 for share, pace in self._paces.items()
                 if pace.messages or pace.prefetch != self.least
             }
-
-
-def arguments(free: dict[str, int]) -> Iterable[str | int]:
-    """The last arguments of `FETCH`."""
-    for share, capacity in free.items():
-        yield share
-        yield capacity
 
 
 class _BlockingConsumer(_RedisConsumer):
