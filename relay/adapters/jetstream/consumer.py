@@ -16,12 +16,11 @@ from datetime import timedelta
 from typing import Final
 
 import nats.errors
-from nats.js.errors import NotFoundError
 
 from relay.adapters.jetstream.client import Arrived, RelayClient, read_delivery, read_headers
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
-from relay.adapters.jetstream.topology import starts_at
+from relay.adapters.jetstream.topology import find_consumer, starts_at
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, ConsumerMissing
 from relay.ports import ConsumerState, Delivery
 
@@ -128,11 +127,10 @@ class NatsJetStreamConsumer:
     async def state(self) -> ConsumerState:
         """See the port."""
         async with self._connection.asking(f"cannot ask for {self._durable}") as client:
-            try:
-                info = await client.jetstream().consumer_info(self._stream, self._durable)
-            except NotFoundError as error:
-                missing = f"the stream {self._stream} has no consumer {self._durable}"
-                raise ConsumerMissing(missing, hint="run: relay streams ensure") from error
+            info = await find_consumer(client.jetstream(), self._stream, self._durable)
+        if info is None:
+            missing = f"the stream {self._stream} has no consumer {self._durable}"
+            raise ConsumerMissing(missing, hint="run: relay streams ensure")
         ack_floor = info.ack_floor.stream_seq if info.ack_floor else 0
         delivered = info.delivered.stream_seq if info.delivered else 0
         number = info.delivered.consumer_seq if info.delivered else 0

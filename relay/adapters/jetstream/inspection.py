@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerInfo, DiscardPolicy, PersistMode, StorageType, StreamInfo
-from nats.js.errors import NotFoundError
+from nats.js.api import DiscardPolicy, PersistMode, StorageType, StreamInfo
 
 from relay.adapters.jetstream.topology import (
     Difference,
     compare_consumer,
     compare_stream,
+    find_consumer,
+    find_stream,
     full_name,
 )
 from relay.domain.topology import ConsumerSpec, StreamSpec
@@ -112,15 +113,10 @@ def _with_read(
 
 
 async def _stream(js: JetStreamContext, name: str, spec: StreamSpec | None) -> StreamState | None:
-    try:
-        info = await js.stream_info(name)
-    except NotFoundError:
+    """A stream as it is, compared with ``spec``, if relay.toml declares the stream."""
+    info = await find_stream(js, name)
+    if info is None:
         return None
-    return read_stream(info, spec)
-
-
-def read_stream(info: StreamInfo, spec: StreamSpec | None) -> StreamState:
-    """Read the server's answer about a stream, and compare it with ``spec``, if relay.toml declares the stream."""
     config = info.config
     return StreamState(
         name=config.name or "",
@@ -144,9 +140,8 @@ def _filled(info: StreamInfo) -> float:
 
 
 async def _consumer(js: JetStreamContext, spec: ConsumerSpec) -> DurableState | None:
-    try:
-        info: ConsumerInfo = await js.consumer_info(spec.stream, spec.durable)
-    except NotFoundError:
+    info = await find_consumer(js, spec.stream, spec.durable)
+    if info is None:
         return None
     return DurableState(
         name=full_name(spec),
@@ -178,11 +173,8 @@ async def _answering(js: JetStreamContext, subjects: Sequence[str]) -> list[tupl
     found = []
     for subject in subjects:
         for name in await _takers(js, subject):
-            try:
-                config = (await js.stream_info(name)).config
-            except NotFoundError:
-                continue
-            if not config.no_ack:
+            info = await find_stream(js, name)
+            if info is not None and not info.config.no_ack:
                 found.append((subject, name))
     return found
 

@@ -17,6 +17,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from relay.adapters.jetstream.client import Arrived, Place, RelayClient, read_headers, read_place
 from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.topology import find_stream
 from relay.commands.reconcile import AuditedStream, Stored
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.reading import read_subject
@@ -49,10 +50,9 @@ class NatsStreamAuditor:
     async def state(self, stream: str) -> AuditedStream | None:
         """See the port."""
         async with self._connection.asking(f"cannot ask for stream {stream}") as client:
-            try:
-                info = await client.jetstream().stream_info(stream)
-            except nats.js.errors.NotFoundError:
-                return None
+            info = await find_stream(client.jetstream(), stream)
+        if info is None:
+            return None
         return AuditedStream(
             first_seq=info.state.first_seq,
             last_seq=info.state.last_seq,

@@ -27,6 +27,7 @@ from nats.js.api import (
     RetentionPolicy,
     StorageType,
     StreamConfig,
+    StreamInfo,
 )
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
@@ -221,19 +222,16 @@ def _changes(differences: Sequence[Difference]) -> list[TopologyChange]:
     return changes
 
 
-async def _stream_config(js: JetStreamContext, name: str) -> StreamConfig | None:
+async def find_stream(js: JetStreamContext, name: str) -> StreamInfo | None:
+    """What the server says about a stream; None if there is none of this name."""
     try:
-        return (await js.stream_info(name)).config
+        return await js.stream_info(name)
     except NotFoundError:
         return None
 
 
-async def _consumer_config(js: JetStreamContext, spec: ConsumerSpec) -> ConsumerConfig | None:
-    info = await _consumer_info(js, spec.stream, spec.durable)
-    return info.config if info else None
-
-
-async def _consumer_info(js: JetStreamContext, stream: str, durable: str) -> ConsumerInfo | None:
+async def find_consumer(js: JetStreamContext, stream: str, durable: str) -> ConsumerInfo | None:
+    """What the server says about a durable consumer; None if there is none of this name."""
     try:
         info: ConsumerInfo = await js.consumer_info(stream, durable)
     except NotFoundError:
@@ -241,12 +239,21 @@ async def _consumer_info(js: JetStreamContext, stream: str, durable: str) -> Con
     return info
 
 
+async def _stream_config(js: JetStreamContext, name: str) -> StreamConfig | None:
+    info = await find_stream(js, name)
+    return info.config if info else None
+
+
+async def _consumer_config(js: JetStreamContext, spec: ConsumerSpec) -> ConsumerConfig | None:
+    info = await find_consumer(js, spec.stream, spec.durable)
+    return info.config if info else None
+
+
 async def _view(js: JetStreamContext, name: str, durables: Sequence[str]) -> StreamView:
-    try:
-        info = await js.stream_info(name)
-    except NotFoundError:
+    info = await find_stream(js, name)
+    if info is None:
         return StreamView(name=name, exists=False)
-    consumers = [await _consumer_info(js, name, durable) for durable in durables]
+    consumers = [await find_consumer(js, name, durable) for durable in durables]
     return StreamView(
         name=name,
         exists=True,
