@@ -22,10 +22,10 @@ MODULES: Final = {
 HEAD = """\
 # The Python library
 
-What applications import, with the first sentence of each docstring. `help(relay.Outbox)`, or your editor, shows
-the rest: what each argument means, and what is raised. A name that is not on this page is internal, and may
-change in any release. Errors that have a code are on [a page of their own](errors.md). What `relay.testing` has
-is in [Test without servers](../how-to/test-without-servers.md).
+Written from the docstrings of what applications import. Of a member it has the first sentence;
+`help(relay.Outbox)`, or your editor, shows the rest. A name that is not on this page is internal, and may change
+in any release. Errors that have a code are on [a page of their own](errors.md). What `relay.testing` has is in
+[Test without servers](../how-to/test-without-servers.md).
 """
 #: Packages whose objects are no values that a reader could write.
 OURS = {"relay", "tasks", "consumer", "scheduler"}
@@ -57,7 +57,7 @@ def _entry(name: str, value: Any) -> Iterator[str]:
     if signature := _signature(name, value):
         yield f"```python\n{signature}\n```\n"
     if doc := _own_doc(value):
-        yield _sentence(doc) + "\n"
+        yield _told(doc) + "\n"
     if inspect.isclass(value):
         yield from _members(value)
 
