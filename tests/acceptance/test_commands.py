@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -55,4 +56,4 @@ def test_a_command_is_executed_once_if_its_transaction_committed(start_fleet: Ca
 def test_a_worker_does_not_start_where_a_command_has_no_handler(start_fleet: Callable[..., Fleet]) -> None:
     fleet = start_fleet(more=COMMANDS.format(filter_subject="sea.commands.oracle.run"))
     assert fleet.worker().wait(30) != 0
-    assert "INVALID_HANDLER [handler]: the command oracle.run has no handler in" in fleet.log("worker")
+    assert re.search(r"INVALID_HANDLER \[handler\]: .*oracle\.run", fleet.log("worker"))

@@ -111,7 +111,7 @@ def test_a_killed_handler_ends_the_demo_and_the_unhandled_are_named(directory: P
         handler.kill()
         assert started.process.wait(120) == 1
         assert "handler ended with status -9" in started.text
-        assert re.search(rf"neither handled nor dead-lettered: {ID}", started.text)
+        assert unhandled(started.text)
         assert living(family) == []
 
 

@@ -158,7 +158,7 @@ async def test_a_consumer_that_was_deleted_is_an_outage(sub: Subscription) -> No
 
     await eventually("the request is open", is_waiting)
     await sub.js.delete_consumer(sub.stream, "down")
-    with pytest.raises(BrokerUnreachable, match=r"CONSUMER_MISSING: .* no consumer down .*relay streams ensure"):
+    with pytest.raises(BrokerUnreachable, match=r"CONSUMER_MISSING: .* down "):
         await waiting
 
 
@@ -249,5 +249,6 @@ async def test_a_consumer_that_is_missing_is_named_with_what_to_do(sub: Subscrip
     wait = timedelta(milliseconds=300)
     assert await sub.consumer.fetch(1, wait) == []
     await sub.js.delete_consumer(sub.stream, "down")
-    with pytest.raises(ConsumerMissing, match="relay streams ensure"):
+    with pytest.raises(ConsumerMissing) as caught:
         await sub.consumer.fetch(1, wait)
+    assert caught.value.hint == "run: relay streams ensure"

@@ -38,11 +38,16 @@ def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     return _load
 
 
-def refusal(load: Load, text: str | None = BASE, **environ: str) -> str:
+def refused(load: Load, text: str | None = BASE, **environ: str) -> ConfigurationError:
+    """The error of a configuration; its ``field`` is the key at fault, if there is only one."""
     with pytest.raises(ConfigurationError) as caught:
         load(text, **environ)
     assert caught.value.code == "INVALID_CONFIG"
-    return str(caught.value)
+    return caught.value
+
+
+def refusal(load: Load, text: str | None = BASE, **environ: str) -> str:
+    return str(refused(load, text, **environ))
 
 
 def source(settings: Settings, key: str) -> tuple[str, str]:

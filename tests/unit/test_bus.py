@@ -103,9 +103,9 @@ def first(_: object) -> None: ...
 
 
 def test_what_nobody_handles_is_refused() -> None:
-    with pytest.raises(NoHandler, match="NO_HANDLER: no handler is registered for the command Open"):
+    with pytest.raises(NoHandler, match=r"NO_HANDLER: .*\bcommand Open"):
         CommandBus().dispatch(Open(title="x"))
-    with pytest.raises(NoHandler, match="NO_HANDLER: no handler is registered for the query Find"):
+    with pytest.raises(NoHandler, match=r"NO_HANDLER: .*\bquery Find"):
         QueryBus().ask(Find(number=1))
 
 

@@ -18,7 +18,7 @@ from relay.domain.errors import MalformedMessage
 from relay.domain.limits import check_headers
 from relay.envelopes import writer
 from tests.unit.envelope_support import CE_HEADERS, CORRELATION, EVENT, ID, SUBJECT
-from tests.unit.settings_support import BASE, Load, loader, refusal
+from tests.unit.settings_support import BASE, Load, loader, refusal, refused
 
 BINARY, IN_BODY = cloudevents(Wording("sea")), cloudevents(Wording("sea", structured=True))
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -296,5 +296,5 @@ def test_settings_that_cannot_work_are_refused(load: Load, table: str, expected:
 
 
 def test_settings_without_effect_are_refused(load: Load) -> None:
-    said = refusal(load, with_cloudevents('cloudevents = "structured"', envelope="raw"))
-    assert 'cloudevents.mode: is only for envelope = "cloudevents"' in said
+    error = refused(load, with_cloudevents('cloudevents = "structured"', envelope="raw"))
+    assert error.field == "contexts.vibespro.cloudevents.mode"

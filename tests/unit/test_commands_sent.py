@@ -17,7 +17,7 @@ from relay.bus import Command
 from relay.domain.errors import InvalidEvent, InvalidHandler, InvalidKey, InvalidSubject
 from relay.domain.subject import command_name, command_subject
 from relay.events import AGGREGATE, as_event, declared_commands
-from tests.unit.settings_support import BASE, Load, loader, refusal
+from tests.unit.settings_support import BASE, Load, loader, refused
 
 
 @pytest.fixture(autouse=True)
@@ -136,16 +136,16 @@ def test_a_second_handler_of_a_command_is_refused() -> None:
     registry = HandlerRegistry()
 
     registry.handles(declared())(handler)
-    with pytest.raises(InvalidHandler, match=r"iteration\.start v1 is handled by .*handler already"):
+    with pytest.raises(InvalidHandler, match=r"iteration\.start v1 .*\.handler\b"):
         registry.handles("iteration.start")(handler)
 
 
 def test_classes_that_cannot_be_handled() -> None:
-    with pytest.raises(InvalidHandler, match="is not registered"):
+    with pytest.raises(InvalidHandler, match="BaseModel"):
         HandlerRegistry().handles(BaseModel)
-    with pytest.raises(InvalidHandler, match="brings its version"):
+    with pytest.raises(InvalidHandler, match="version"):
         HandlerRegistry().handles(declared(), version=2)
-    with pytest.raises(InvalidHandler, match="is not tokens"):
+    with pytest.raises(InvalidHandler, match=r"iteration\.\.start"):
         HandlerRegistry().handles("iteration..start")
 
 
@@ -155,7 +155,7 @@ def test_a_declared_command_without_handler_is_refused(filter_subject: str) -> N
     registry.handles("oracle.run")(handler)
     check_commands(registry, filter_subject)
     declared(version=2)
-    with pytest.raises(InvalidHandler, match=r"iteration\.start v2 has no handler in myapp, which handles oracle"):
+    with pytest.raises(InvalidHandler, match=r"iteration\.start v2 .*\bmyapp\b.*oracle"):
         check_commands(registry, filter_subject)
     registry.handles("iteration.start", version=2)(handler)
     check_commands(registry, filter_subject)
@@ -165,8 +165,9 @@ def test_a_filter_for_one_command_needs_its_handler() -> None:
     registry = HandlerRegistry()
     registry.handles("iteration.start")(handler)
     check_commands(registry, "sr.commands.iteration.start")
-    with pytest.raises(InvalidHandler, match=r"oracle\.run has no handler"):
+    with pytest.raises(InvalidHandler, match=r"oracle\.run") as caught:
         check_commands(registry, "sr.commands.oracle.run")
+    assert caught.value.field == "handler"
 
 
 @pytest.mark.parametrize("filter_subject", ["sr.event.>", "sr.>", ">", "sr.commands.oracle.*", "sea.commands.>"])
@@ -198,9 +199,9 @@ handler = "http://127.0.0.1:8000/handle"
     ],
 )
 def test_two_consumers_of_a_command_are_refused(load: Load, first: str, second: str, subjects: str) -> None:
-    message = refusal(load, two(first, second, subjects))
-    assert "contexts.vibespro.subscriptions.commands.filter_subject: takes commands that" in message
-    assert "one consumer handles a command" in message
+    error = refused(load, two(first, second, subjects))
+    assert error.field == "contexts.vibespro.subscriptions.commands.filter_subject"
+    assert "commands" in error.message
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,9 @@ def test_an_exception_is_told_by_class_codes_and_place(function: Callable[[], No
 
 
 def test_what_is_raised_for_operators_is_told_in_its_words() -> None:
-    assert safe_text(Poison("a vibe without title")) == "Poison: a vibe without title"
-    assert words(Poison("a vibe without title")) == ""
+    poison = Poison("no title")
+    assert safe_text(poison) == "Poison: no title"
+    assert words(poison) == ""
     assert safe_text(InvalidCommand("x")) == "InvalidCommand: invalid"
 
 

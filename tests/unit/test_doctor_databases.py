@@ -53,10 +53,8 @@ def test_tables_of_an_older_release_are_an_error_and_those_of_a_newer_one_none()
     older = MigrationStatus("0100_baseline", "0102_b", ("0101_a", "0102_b"))
     [finding] = found(replace(WELL, tables=older))
     assert (finding.code, finding.severity) == ("TABLES_OLD", Severity.ERROR)
-    assert (finding.text, finding.remedy) == (
-        "its tables lack 0101_a, 0102_b",
-        "run: relay db upgrade",
-    )
+    assert finding.text.endswith(" 0101_a, 0102_b")
+    assert "relay db upgrade" in finding.remedy
     assert found(replace(WELL, tables=compared("9999_of_the_future"))) == []
 
 
@@ -66,7 +64,7 @@ def test_a_setting_that_loses_commits_is_told_with_what_to_set(name: str) -> Non
     assert (finding.code, finding.remedy) == ("COMMITS_MAY_BE_LOST", f"set {name} = on")
 
 
-@pytest.mark.parametrize(("ahead", "word"), [(7.2, "7 s ahead of"), (-90.0, "90 s behind")])
+@pytest.mark.parametrize(("ahead", "word"), [(7.2, "7 s ahead"), (-90.0, "90 s behind")])
 def test_a_clock_that_differs_is_told(ahead: float, word: str) -> None:
     [finding] = found(replace(WELL, ahead=ahead, exact=0.01))
     assert finding.code == "CLOCKS_DIFFER"
@@ -82,8 +80,10 @@ def test_rights_that_are_missing_are_listed() -> None:
     lacking = [f"{right} on outbox_events" for right in ("SELECT", "INSERT", "UPDATE", "DELETE", "X")]
     [finding] = closely(lacking=lacking)
     assert finding.severity is Severity.ERROR
-    assert finding.text.endswith("DELETE on outbox_events and 1 more")
-    assert finding.remedy == "run as the owner: relay db grant"
+    assert finding.code == "RIGHTS_MISSING"
+    assert "DELETE on outbox_events" in finding.text
+    assert "X on outbox_events" not in finding.text
+    assert "relay db grant" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,11 @@ def test_who_holds_an_old_snapshot_is_named() -> None:
         Holder("the transaction of psql, process 7", 1_200.0, 90),
         Holder("the replication slot s", None, 2_000_000),
     ]
-    texts = [finding.text for finding in closely(holders=holders)]
-    assert "the transaction of psql, process 7 keeps what 90 transactions removed for 20 min" in texts[0]
-    assert "the replication slot s keeps what 2000000 transactions removed: " in texts[1]
+    found = closely(holders=holders)
+    assert [it.code for it in found] == ["OLD_SNAPSHOT"] * 2
+    for finding, holder, figures in zip(found, holders, (("90", "20 min"), ("2000000",)), strict=True):
+        assert holder.name in finding.text
+        assert all(f" {it}" in finding.text for it in figures)
 
 
 def test_a_session_that_idles_in_its_transaction_is_named_with_how_to_end_it() -> None:

@@ -21,6 +21,7 @@ from relay import Event, Outbox, command
 from relay.adapters.postgres.captured_rows import capture
 from relay.adapters.postgres.targets import write
 from relay.domain.errors import FutureEvent, UnsupportedTarget
+from relay.domain.reasons import code_of
 
 OUTBOX = Outbox("sea")
 
@@ -126,7 +127,7 @@ def test_the_checks_of_an_event_stay(memory: Memory) -> None:
 def test_a_connection_is_refused_as_nobody_knows_whether_it_commits(
     memory: Memory, sessions: sessionmaker[Session]
 ) -> None:
-    with sessions() as session, pytest.raises(UnsupportedTarget, match="outbox in memory"):
+    with sessions() as session, pytest.raises(UnsupportedTarget, match="Connection"):
         OUTBOX.add(session.connection(), created())
     connection = object.__new__(psycopg.Connection)
     with pytest.raises(UnsupportedTarget, match="psycopg's Connection"):
@@ -154,17 +155,17 @@ def test_after_the_test_sessions_write_to_their_database_again() -> None:
 )
 def test_what_is_not_so_fails_and_is_told(memory: Memory, event: Any, options: dict[str, Any]) -> None:
     add(created("1"), created("2"))
-    with pytest.raises(AssertionError, match=r'committed were:\n  vibe_created v1 \{"id": "1"\}'):
+    with pytest.raises(AssertionError, match=r'\n  vibe_created v1 \{"id": "1"\}'):
         memory.outbox.assert_published(event, **options)
 
 
 def test_what_must_not_be_is_told_when_it_is(memory: Memory) -> None:
     add(created())
-    with pytest.raises(AssertionError, match="expected 0 times, found 1 times: vibe_created"):
+    with pytest.raises(AssertionError, match=r"\b0\b.*\b1\b.*vibe_created"):
         memory.outbox.assert_not_published("vibe_created")
     with pytest.raises(AssertionError):
         memory.outbox.assert_nothing_published()
-    with pytest.raises(TypeError, match="'agregate_id' is no column"):
+    with pytest.raises(TypeError, match="'agregate_id'"):
         memory.outbox.assert_not_published("vibe_created", agregate_id="1")
 
 
@@ -262,7 +263,7 @@ def test_events_that_cause_each_other_without_end_are_found(memory: Memory, hand
         OUTBOX.add(session, created())
 
     add(created())
-    with pytest.raises(AssertionError, match="vibe_created comes again: do they end"):
+    with pytest.raises(AssertionError, match="vibe_created"):
         memory.outbox.drain(handlers)
 
 
@@ -284,8 +285,9 @@ def test_upcasters_and_the_check_of_payloads_are_those_of_a_worker(
     assert got == ["blue"]
     with pytest.raises(KeyError):
         memory.outbox.deliver(handlers, created())
-    with pytest.raises(Poison, match="no handler for other v1"):
+    with pytest.raises(Poison) as caught:
         memory.outbox.deliver(handlers, replace(event, event_type="other"))
+    assert code_of(caught.value.message) == "no_handler"
     memory.outbox.assert_nothing_published()
 
 
@@ -293,5 +295,5 @@ def test_a_function_with_a_connection_is_told_what_to_do(memory: Memory, handler
     @handlers.handles("vibe_created")
     def plain(vibe: Vibe, connection: psycopg.Connection) -> None: ...
 
-    with pytest.raises(UnsupportedTarget, match="takes a psycopg connection"):
+    with pytest.raises(UnsupportedTarget, match="psycopg"):
         memory.outbox.deliver(handlers, created())

@@ -82,7 +82,7 @@ def test_a_module_that_has_none_is_refused_with_its_line(load: Load, name: str, 
 
 def test_the_line_of_a_subscription_is_told_too(load: Load) -> None:
     settings = load(BASE.replace("handler =", 'envelope = "python:nobody_has_this"\nhandler ='))
-    with pytest.raises(ConfigurationError, match=rf"relay.toml:6: {SUB}.envelope: there is no module"):
+    with pytest.raises(ConfigurationError, match=rf"relay.toml:6: {SUB}.envelope: .*nobody_has_this"):
         reader(settings, "sea", "from_vibespro")
 
 
@@ -97,9 +97,7 @@ def test_an_error_inside_the_module_is_raised_unchanged(load: Load, wire_module:
     "name", ["xml", "python:", "python:1st", "python:a:b:c", "python:a:1st", "python://a", ""]
 )
 def test_a_name_that_is_no_envelope_is_refused_when_settings_are_read(load: Load, name: str) -> None:
-    said = refusal(load, writes(name))
-    assert "relay.toml:8: contexts.vibespro.envelope" in said
-    assert "is not an envelope; write handler, message-envelope, cloudevents, raw or python:myapp.wire" in said
+    assert "relay.toml:8: contexts.vibespro.envelope" in refusal(load, writes(name))
 
 
 def test_settings_are_read_without_the_module(load: Load) -> None:

@@ -164,6 +164,7 @@ def test_a_rejected_row_is_unrecoverable_at_once(attempts: int) -> None:
 
 
 TOO_LARGE_FOR_ITS_STREAM = RowRejected("too large", final=False)
+UNRECOVERABLE = "unrecoverable: too large"
 
 
 def test_a_row_too_large_for_its_stream_spends_an_attempt_and_backs_off_by_itself() -> None:
@@ -173,14 +174,14 @@ def test_a_row_too_large_for_its_stream_spends_an_attempt_and_backs_off_by_itsel
 
 
 def test_a_row_too_large_for_its_stream_for_the_last_time_is_unrecoverable() -> None:
-    assert after(TOO_LARGE_FOR_ITS_STREAM, attempts=4) == GiveUp("unrecoverable: too large")
-    assert after(TOO_LARGE_FOR_ITS_STREAM, attempts=5) == GiveUp("unrecoverable: too large")
+    assert after(TOO_LARGE_FOR_ITS_STREAM, attempts=4) == GiveUp(UNRECOVERABLE)
+    assert after(TOO_LARGE_FOR_ITS_STREAM, attempts=5) == GiveUp(UNRECOVERABLE)
 
 
 def test_a_row_with_one_attempt_dies_the_first_time_it_is_too_large_for_its_stream() -> None:
     once = RetryPolicy(max_attempts=1)
     action = after_publish_failure(TOO_LARGE_FOR_ITS_STREAM, 0, once, chance=0, age=seconds(0))
-    assert action == GiveUp("unrecoverable: too large")
+    assert action == GiveUp(UNRECOVERABLE)
 
 
 def test_a_missing_stream_spends_no_attempt_and_is_tried_again_after_as_long_as_the_event_has_waited() -> None:

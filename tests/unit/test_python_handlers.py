@@ -59,7 +59,7 @@ def registered(function: Callable[..., Any]) -> handlers.Handler:
 def test_a_payload_that_holds_no_text_is_poison_and_nobody_else_is_blamed() -> None:
     def handle(vibe: Vibe) -> None: ...
 
-    with pytest.raises(Poison, match="half of a surrogate pair"):
+    with pytest.raises(Poison, match="surrogate"):
         registered(handle).argument(event({"title": "\ud800"}))
 
 
@@ -107,7 +107,7 @@ def test_many_misfits_are_cut_short() -> None:
     def handle(vibe) -> None: ...
 
     handle.__annotations__["vibe"] = Wide
-    with pytest.raises(Poison, match=r"missing at payload\.c \(and 2 more\)"):
+    with pytest.raises(Poison, match=r"payload\.c .*\b2\b"):
         registered(handle).argument(event({}))
 
 
@@ -263,7 +263,7 @@ def test_two_handlers_for_one_version_are_refused_and_stacked_names_are_not() ->
 
     def second(vibe: Vibe) -> None: ...
 
-    with pytest.raises(InvalidHandler, match=r"vibe_created v1 is handled by .*handle already"):
+    with pytest.raises(InvalidHandler, match=r"vibe_created v1 .*\.handle\b"):
         registry.handles("vibe_created")(second)
 
 
@@ -333,7 +333,7 @@ def test_an_upcaster_that_could_not_be_called_is_refused(function: Callable[...,
 
 
 def test_two_upcasters_from_one_version_are_refused() -> None:
-    with pytest.raises(InvalidHandler, match=r"vibe_created v1 is upcast by .*to_2 already"):
+    with pytest.raises(InvalidHandler, match=r"vibe_created v1 .*\bto_2\b"):
         versions([], {1: to_2}).upcasts("vibe_created", from_version=1)(to_3)
 
 
@@ -371,13 +371,13 @@ def test_a_module_brings_its_own_handlers_and_those_of_its_submodules_only(
 def test_submodules_that_handle_the_same_are_refused(module: Callable[[str, str], None]) -> None:
     module("shop", HANDLE.format("a"))
     module("shop.orders", HANDLE.format("a"))
-    with pytest.raises(InvalidHandler, match=r"a v1 is handled by shop\.handle already"):
+    with pytest.raises(InvalidHandler, match=r"a v1 .*\bshop\.handle\b"):
         load("shop")
 
 
 def test_a_module_without_handlers_is_refused(module: Callable[[str, str], None]) -> None:
     module("shop", "")
-    with pytest.raises(InvalidHandler, match="shop registers no handler"):
+    with pytest.raises(InvalidHandler, match="shop"):
         load("shop")
 
 

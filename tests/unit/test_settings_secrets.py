@@ -12,7 +12,7 @@ from relay.settings import OWN_SERVERS, Settings, effective, names_server
 from relay.settings.section import Section
 from relay.settings.sources import secret_of
 from relay.settings.urls import hide_url
-from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, refusal, source
+from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, refusal, refused, source
 
 
 @pytest.fixture
@@ -138,29 +138,29 @@ def test_a_file_without_a_secret_is_refused(
 
 def test_a_folder_and_a_relative_path_are_no_files(load: Load, tmp_path: Path) -> None:
     assert f"cannot read {tmp_path}: not a file" in refusal(load, NATS_TOKEN_FILE=str(tmp_path))
-    assert "must begin with /" in refusal(load, NATS_TOKEN_FILE="token")
+    assert refused(load, NATS_TOKEN_FILE="token").field == "nats.token"
 
 
 def test_a_bad_secret_is_told_by_its_file_and_never_shown(load: Load, secret: str) -> None:
     told = refusal(load, REDIS_URL_FILE=secret)
-    assert f"file {secret} (env REDIS_URL_FILE): redis_url: must start with redis://" in told
+    assert f"file {secret} (env REDIS_URL_FILE): redis_url: " in told
     assert "hunter2" not in told
 
 
 @pytest.mark.parametrize("variable", ["NATS_TOKEN", "REDIS_URL", "DATABASE_URL", f"{SUB_ENV}__TOKEN"])
 def test_a_secret_and_a_file_with_it_contradict_each_other(load: Load, secret: str, variable: str) -> None:
     told = refusal(load, **{variable: "redis://x/y", f"{variable}_FILE": secret})
-    assert re.search(rf"env {variable}_FILE: \S+_file: is set together with \w+", told)
+    assert re.search(rf"env {variable}_FILE: \S+_file: ", told)
 
 
 def test_so_they_do_in_the_file(load: Load, secret: str) -> None:
     told = refusal(load, f'[nats]\ntoken = "hunter3"\ntoken_file = "{secret}"\n' + BASE)
-    assert "nats.token_file: is set together with token" in told
+    assert "nats.token_file: " in told
     assert "hunter" not in told
 
 
 def test_what_is_no_secret_is_in_no_file(load: Load, secret: str) -> None:
-    assert "nats.user_file: unknown key (did you mean user?)" in refusal(load, RELAY_NATS__USER_FILE=secret)
+    assert refused(load, RELAY_NATS__USER_FILE=secret).field == "nats.user_file"
 
 
 # --- who proves themselves how ---
@@ -169,61 +169,60 @@ def test_what_is_no_secret_is_in_no_file(load: Load, secret: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('[nats]\ntoken = "t"\ncredentials = "/c"', "nats.credentials: is set together with token"),
-        ('[nats]\nuser = "u"\npassword = "p"\nnkey = "/n"', "nats.nkey: is set together with user"),
-        ('[nats]\nuser = "u"', "nats.password: is required beside user"),
-        ('[nats]\npassword = "p"', "nats.user: is required beside password"),
+        ('[nats]\ntoken = "t"\ncredentials = "/c"', "nats.credentials"),
+        ('[nats]\nuser = "u"\npassword = "p"\nnkey = "/n"', "nats.nkey"),
+        ('[nats]\nuser = "u"', "nats.password"),
+        ('[nats]\npassword = "p"', "nats.user"),
         (
             'nats_url = "nats://u:p@h"\n[nats]\ntoken = "t"',
-            "nats.token: is set together with a user",
+            "nats.token",
         ),
-        ('nats_url = "ws://h"\n[nats]\nca = "/ca"', "nats.ca: is only for wss://"),
-        ('[nats]\nkey = "/k"', "nats.certificate: is required beside key"),
-        ('[nats]\nca = "ca.pem"', "nats.ca: must begin with /"),
-        ('[nats]\ninbox_prefix = "a.>"', "nats.inbox_prefix: 'a.>' is not a prefix"),
-        ('redis_url = "redis://u:p@h"\n[redis]\npassword = "x"', "redis.password: is set together with a user"),
-        ('[redis]\nuser = "u"', "redis.password: is required beside user"),
-        ('[redis]\nca = "/ca"', "redis.ca: is only for rediss://"),
+        ('nats_url = "ws://h"\n[nats]\nca = "/ca"', "nats.ca"),
+        ('[nats]\nkey = "/k"', "nats.certificate"),
+        ('[nats]\nca = "ca.pem"', "nats.ca"),
+        ('[nats]\ninbox_prefix = "a.>"', "nats.inbox_prefix"),
+        ('redis_url = "redis://u:p@h"\n[redis]\npassword = "x"', "redis.password"),
+        ('[redis]\nuser = "u"', "redis.password"),
+        ('[redis]\nca = "/ca"', "redis.ca"),
     ],
 )
 def test_servers(load: Load, text: str, expected: str) -> None:
-    assert expected in refusal(load, f"{text}\n{BASE}")
+    assert refused(load, f"{text}\n{BASE}").field == expected
 
 
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ('ca = "/ca"', f"{SUB}.ca: is only for https://"),
-        ('token_header = "x-api-key"', f"{SUB}.token: is required if token_header is set"),
+        ('ca = "/ca"', f"{SUB}.ca"),
+        ('token_header = "x-api-key"', f"{SUB}.token"),
         (
             'token = "t"\ntoken_header = "Idempotency-Key"',
-            f"{SUB}.token_header: idempotency-key has another meaning",
+            f"{SUB}.token_header",
         ),
-        ('token = "t"\ntoken_header = "x y"', f"{SUB}.token_header: 'x y' is not the name of a header"),
-        ('token = "hunter2\\r\\nx: y"', f"{SUB}.token: must be of printable ASCII"),
-        ('token = ""', f"{SUB}.token: "),
+        ('token = "t"\ntoken_header = "x y"', f"{SUB}.token_header"),
+        ('token = "hunter2\\r\\nx: y"', f"{SUB}.token"),
+        ('token = ""', f"{SUB}.token"),
         (
             'signing_secret = "old whsec_hunter2!"',
-            f"{SUB}.signing_secret: a key that starts with whsec_",
+            f"{SUB}.signing_secret",
         ),
     ],
 )
 def test_handlers(load: Load, lines: str, expected: str) -> None:
-    told = refusal(load, BASE.replace("handler =", f"{lines}\nhandler ="))
-    assert expected in told
-    assert "hunter2" not in told
+    error = refused(load, BASE.replace("handler =", f"{lines}\nhandler ="))
+    assert error.field == expected
+    assert "hunter2" not in str(error)
 
 
 def test_a_python_handler_is_called_by_nobody_else(load: Load) -> None:
     text = BASE.replace("http://127.0.0.1:8000/handle", "python:myapp").replace(
         "handler =", 'token = "t"\nhandler ='
     )
-    assert "token: is only for an http:// handler" in refusal(load, text)
+    assert refused(load, text).field == f"{SUB}.token"
 
 
 def test_the_key_of_an_alert_without_a_webhook_is_without_effect(load: Load) -> None:
-    told = refusal(load, BASE + '[contexts.sea.alerts]\ntoken = "t"\n')
-    assert "contexts.sea.alerts.token: has no effect: there is no webhook" in told
+    assert refused(load, BASE + '[contexts.sea.alerts]\ntoken = "t"\n').field == "contexts.sea.alerts.token"
 
 
 @pytest.mark.parametrize(
