@@ -27,7 +27,7 @@ from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
-from relay.adapters.postgres.pool import Pool, create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.archive import ArchiveRows
@@ -203,13 +203,13 @@ class Application:
         after, store = parts.settings.archive.after, cold_store(parts.settings.archive)
         if after is None or store is None:
             return None
-        tables, auditor = PostgresArchive(pooled(parts.pool), context), NatsStreamAuditor(self.nats)
+        tables, auditor = PostgresArchive(parts.pool.connection, context), NatsStreamAuditor(self.nats)
         keep = parts.settings.archive.keep
         return ArchiveRows(context, after, tables, store, auditor, self.facts, keep=keep)
 
     def _build(self, name: str, settings: ContextSettings) -> Context:
         database = settings.pooler or settings.database
-        pool = create_pool(
+        pool = Pool(
             database,
             max_size=16,
             application_name=f"jetrelay-{self._role}-{name}",
@@ -236,10 +236,10 @@ class Application:
             wakeup=Wakeup(pool, settings.database),
             publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
             dead_letters=RouteToDeadLetter(name, publisher, self.facts),
-            incidents=PostgresIncidents(pooled(pool)),
+            incidents=PostgresIncidents(pool.connection),
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
-            schedule=PostgresSchedule(pooled(pool)),
-            backlogs=PostgresBacklogReader(pooled(pool)),
+            schedule=PostgresSchedule(pool.connection),
+            backlogs=PostgresBacklogReader(pool.connection),
         )
 
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from relay.adapters.postgres.budget import Budgets
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.bootstrap import Facts
@@ -100,7 +100,7 @@ async def _start(
     name = f"jetrelay-tasks-{context.name}"
     database, pooler = context.pooler or context.database, context.pooler is not None
     common: dict[str, Any] = {"application_name": name, "budget": budgets.of(database), "pooler": pooler}
-    pool = create_pool(database, max_size=threads + _SPARE_CONNECTIONS, **common)
+    pool = Pool(database, max_size=threads + _SPARE_CONNECTIONS, **common)
     await stack.enter_async_context(pool)
     transactions = HandlerTransactions(
         context.pooler or context.handler_database, limit=timedelta(minutes=1), **common

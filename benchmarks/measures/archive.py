@@ -23,7 +23,7 @@ from benchmarks.turns import Case, take_turns
 from benchmarks.workload import fill, fill_old
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.archive import PostgresArchive
-from relay.adapters.postgres.pool import create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.commands.archive import ArchiveRows
 from relay.commands.reconcile import AuditedStream
 from relay.domain.operators import Operator
@@ -89,9 +89,9 @@ def _archive(url: str, go_on: Callable[[], bool]) -> float:
 
 
 async def _run(url: str, root: Path, go_on: Callable[[], bool]) -> float:
-    pool = create_pool(url, max_size=2, application_name="bench-archive")
+    pool = Pool(url, max_size=2, application_name="bench-archive")
     await pool.open()
-    tables = PostgresArchive(pooled(pool), "bench")
+    tables = PostgresArchive(pool.connection, "bench")
     rows = ArchiveRows("bench", _AFTER, tables, FolderStore(root), _Weekly(), lambda _fact: None)
     start = time.perf_counter()
     try:

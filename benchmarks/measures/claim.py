@@ -15,7 +15,7 @@ from benchmarks.figures import Curve, Reference, Row
 from benchmarks.stage import Stage
 from benchmarks.workload import fill, fill_published
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.domain.ordering import Shard
 
 _BATCH: Final = 300
@@ -60,7 +60,7 @@ def run(stage: Stage) -> Iterator[Row | Curve]:
 
 async def _claims(url: str) -> float:
     """Median milliseconds from nothing to the rows, of claims that are undone."""
-    pool = create_pool(url, max_size=1, application_name="bench-claim")
+    pool = Pool(url, max_size=1, application_name="bench-claim")
     await pool.open()
     outbox = PostgresOutboxAdapter(pool)
     try:

@@ -25,7 +25,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
-from relay.adapters.postgres.pool import connection, create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.devstack import NatsServer
 from relay.domain.model import OutboxEvent
@@ -75,15 +75,15 @@ class Database:
     """The adapters of a database, on one pool."""
 
     def __init__(self, url: str) -> None:
-        self.pool = create_pool(url, max_size=10, application_name="contract")
+        self.pool = Pool(url, max_size=10, application_name="contract")
         self.inbox = PostgresInboxAdapter(self.pool, grace=_GRACE)
         self.outbox = PostgresOutboxAdapter(self.pool)
-        self.incidents = PostgresIncidents(pooled(self.pool))
-        self.runs = PostgresSchedule(pooled(self.pool))
-        self.tables = PostgresArchive(pooled(self.pool), "sea")
+        self.incidents = PostgresIncidents(self.pool.connection)
+        self.runs = PostgresSchedule(self.pool.connection)
+        self.tables = PostgresArchive(self.pool.connection, "sea")
 
     async def do(self, sql: str, *parameters: Any) -> list[Any]:
-        async with connection(self.pool) as conn:
+        async with self.pool.connection() as conn:
             cursor = await conn.execute(sql.encode(), parameters)
             return await cursor.fetchall() if cursor.description else []
 
@@ -112,7 +112,7 @@ class Database:
     # --- outbox ---
 
     async def add(self, *events: OutboxEvent) -> None:
-        async with connection(self.pool) as conn, conn.transaction():
+        async with self.pool.connection() as conn, conn.transaction():
             for event in events:
                 values = {name: getattr(event, name) for name in _EVENT} | {"headers": json.dumps(event.headers)}
                 values["originals"] = json.dumps(event.originals) if event.originals else None

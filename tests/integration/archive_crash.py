@@ -18,7 +18,6 @@ from typing import IO, Any
 
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.archive import PostgresArchive
-from relay.adapters.postgres.pool import pooled
 from relay.commands.coldrows import ColdRows
 from relay.domain.archive import ArchiveKind, RowFilter
 from tests.integration.archiving import ANN, Archive
@@ -146,7 +145,7 @@ def kill_at(wanted: str) -> Stop:
 async def _main(url: str, nats_url: str, root: str, context: str, step: str) -> None:
     async with Relay(url, nats_url, context) as relay:
         archive, stop = Archive(relay, Path(root)), kill_at(step)
-        tables, store = Tables(pooled(relay.pool), context, stop), Store(Path(root), stop, step)
+        tables, store = Tables(relay.pool.connection, context, stop), Store(Path(root), stop, step)
         rows = ColdRows(tables, store, lambda _row: None)
         if step == "restored in part":
             await rows.restore(ArchiveKind.OUTBOX, RowFilter(), ANN, lambda _done, _of: None)

@@ -16,7 +16,6 @@ from uuid import UUID
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.archive import PostgresArchive
-from relay.adapters.postgres.pool import pooled
 from relay.commands.archive import ArchiveRows, BatchLimits, FileCheck
 from relay.domain.facts import Fact
 from relay.domain.operators import Operator
@@ -59,7 +58,7 @@ class Archive:
 
     @property
     def tables(self) -> PostgresArchive:
-        return PostgresArchive(pooled(self.relay.pool), self.relay.context)
+        return PostgresArchive(self.relay.pool.connection, self.relay.context)
 
     def command(
         self,

@@ -29,7 +29,7 @@ from relay.adapters.jetstream.stream_reader import StreamReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
@@ -328,7 +328,7 @@ async def unacknowledged(connection: NatsConnection, stream: str, durable: str) 
 async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[Subscription]:
     """A subscription with its stream, DLQ and durable, connected; ``durable`` are settings of the consumer."""
     sub = Subscription(url, nats_url)
-    sub.pool = create_pool(url, max_size=6, application_name="consumer")
+    sub.pool = Pool(url, max_size=6, application_name="consumer")
     await sub.pool.open()
     sub.inbox = PostgresInboxAdapter(sub.pool)
     sub.nats = NatsConnection(nats_url)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from relay.adapters.postgres.pool import Pool, create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.bus import Command, CommandBus
 from relay.cron import Cron, CronRegistry
@@ -42,8 +42,8 @@ class Bench:
 
     def __init__(self, pool: Pool, url: str) -> None:
         self.url = url
-        self.lease = PostgresLease(pooled(pool), uuid4(), "test")
-        self.schedule = PostgresSchedule(pooled(pool))
+        self.lease = PostgresLease(pool.connection, uuid4(), "test")
+        self.schedule = PostgresSchedule(pool.connection)
         self.facts: list[Fact] = []
         self.registry = CronRegistry()
         self.bus = CommandBus()
@@ -83,7 +83,7 @@ class Bench:
 
 @asynccontextmanager
 async def benched(database_url: str) -> AsyncIterator[Bench]:
-    pool = create_pool(database_url, max_size=10, application_name="test")
+    pool = Pool(database_url, max_size=10, application_name="test")
     await pool.open()
     yield Bench(pool, database_url)
     await pool.close()

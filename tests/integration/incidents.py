@@ -15,7 +15,6 @@ from nats.js.api import ConsumerConfig
 from consumer.deadletters import RecordDeadLetters
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.incidents import PostgresIncidents
-from relay.adapters.postgres.pool import pooled
 from relay.domain.operators import Operator
 from relay.domain.topology import dead_letter_consumer
 from relay.ports import Delivery
@@ -86,4 +85,4 @@ async def at_the_desk(url: str, nats_url: str) -> AsyncIterator[Desk]:
         )
         await sub.js.add_consumer(spec.stream, config)
         letters = NatsJetStreamConsumer(sub.nats, stream=spec.stream, durable=spec.durable)
-        yield Desk(sub, PostgresIncidents(pooled(sub.pool)), letters)
+        yield Desk(sub, PostgresIncidents(sub.pool.connection), letters)

@@ -29,7 +29,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
-from relay.adapters.postgres.pool import connected, create_pool
+from relay.adapters.postgres.pool import Pool, connected
 from relay.adapters.postgres.wakeup import DuePollTimes
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.domain.errors import Outage
@@ -252,7 +252,7 @@ class Relay:
     ack_timeout: timedelta = timedelta(seconds=2)
 
     async def __aenter__(self) -> Relay:
-        self.pool = create_pool(self.url, max_size=4, application_name="publisher")
+        self.pool = Pool(self.url, max_size=4, application_name="publisher")
         await self.pool.open()
         self.nats = NatsConnection(self.nats_url)
         self.publisher = NatsJetStreamPublisher(self.nats, ack_timeout=self.ack_timeout)

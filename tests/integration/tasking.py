@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import dict_row
 from pydantic import BaseModel
 
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.facts import Fact
@@ -185,7 +185,7 @@ async def tasking(url: str) -> AsyncIterator[Tasks]:
     async def capacity(_queue: str) -> int:
         return tasks.capacity
 
-    async with create_pool(url, max_size=12, application_name="tasking") as pool:
+    async with Pool(url, max_size=12, application_name="tasking") as pool:
         tasks.tasks = PostgresTasks(pool)
         tasks.transactions = HandlerTransactions(url, limit=timedelta(seconds=20), application_name="tasking")
         tasks.loop, tasks.rows = RunningLoop(), tasks.rows_of(wake)

@@ -16,7 +16,6 @@ import pytest
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.operating import PostgresOutboxOperations
-from relay.adapters.postgres.pool import connection, pooled
 from relay.adapters.postgres.sql import statement
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveBusy, ArchiveConflict, StoreUnreachable
@@ -75,7 +74,7 @@ async def test_what_is_younger_or_has_not_ended_stays(archive: Archive) -> None:
     """Unpublished, dead, replayed, undecided; each in its own way."""
     await archive.events(1, days=89)
     [replayed, *_] = await archive.events(2)
-    operate = PostgresOutboxOperations(pooled(archive.relay.pool))
+    operate = PostgresOutboxOperations(archive.relay.pool.connection)
     assert (await operate.replay([replayed], ANN)).done
     query(archive.url, "DELETE FROM outbox_events WHERE published_at < now() - interval '95 days'")
     archive.relay.add(event("waiting"))
@@ -307,7 +306,7 @@ async def test_reconciliation_finds_nothing_missing_in_what_is_archived(archive:
 async def test_an_archived_event_is_not_to_be_replayed(archive: Archive) -> None:
     [id] = await archive.events(1)
     await archive.command().run(ANN)
-    operate = PostgresOutboxOperations(pooled(archive.relay.pool))
+    operate = PostgresOutboxOperations(archive.relay.pool.connection)
     [(_, refusal)] = (await operate.replay([id], ANN)).refused
     assert isinstance(refusal, NotReplayable)
 
@@ -392,7 +391,7 @@ async def test_a_row_that_is_not_deleted_keeps_its_batch_from_the_archive(archiv
 
 async def test_a_row_that_an_operator_holds_is_left_for_the_next_batch(archive: Archive) -> None:
     ids = await archive.events(3)
-    async with connection(archive.relay.pool) as held, held.transaction():
+    async with archive.relay.pool.connection() as held, held.transaction():
         await held.execute(statement("outbox/lock_many"), {"ids": [ids[0]]})
         await archive.command().run(ANN)
         assert archive.in_archive() == ids[1:]

@@ -13,7 +13,6 @@ from uuid import UUID
 import pytest
 
 from relay.adapters.coldstore import FolderStore
-from relay.adapters.postgres.pool import pooled
 from relay.commands.coldrows import ColdRows
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveKind, RowFilter
@@ -105,7 +104,7 @@ async def test_cut_off_at_any_step_before_the_commit(archive: Archive, step: str
             left.remove(passed)
             query(archive.url, CUT)
 
-    tables = Tables(pooled(archive.relay.pool), archive.relay.context, cut)
+    tables = Tables(archive.relay.pool.connection, archive.relay.context, cut)
     with pytest.raises(DatabaseUnreachable):
         await archive.command(Store(archive.root, cut, step), tables, rows=60).run(ANN)
     assert len(archive.in_table("inbox")) == 100

@@ -17,7 +17,7 @@ import pytest
 
 from relay.adapters.postgres import migrations
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
-from relay.adapters.postgres.pool import create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.devstack import PostgresServer
 from relay.domain.backlogs import InboxBacklog
 from relay.domain.errors import DatabaseUnreachable, SchemaMissing, UnknownContext, of_context
@@ -150,8 +150,8 @@ async def test_an_event_from_a_clock_slightly_ahead_has_no_negative_age(
 
 async def test_readers_work_on_a_shared_pool(conn: Connection, database_url: str) -> None:
     fill(conn)
-    async with create_pool(database_url, max_size=2, application_name="test") as pool:
-        reader = PostgresBacklogReader(pooled(pool))
+    async with Pool(database_url, max_size=2, application_name="test") as pool:
+        reader = PostgresBacklogReader(pool.connection)
         assert (await reader.outbox_backlog()).waiting == (await reader.inbox_backlog()).waiting == 2
 
 

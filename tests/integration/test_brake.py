@@ -16,7 +16,7 @@ from psycopg import errors
 
 from relay import Outbox
 from relay.adapters.postgres import enqueue, microdao, migrations
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.domain.backpressure import BrakeAction, OutboxLimits
@@ -43,7 +43,7 @@ ASLEEP = (
 
 @asynccontextmanager
 async def waking(url: str) -> AsyncIterator[Wakeup]:
-    async with create_pool(url, max_size=1, application_name="scheduler") as pool:
+    async with Pool(url, max_size=1, application_name="scheduler") as pool:
         wakeup = Wakeup(pool, url)
         yield wakeup
         await wakeup.close()

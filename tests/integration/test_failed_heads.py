@@ -12,7 +12,6 @@ import pytest
 
 from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
-from relay.adapters.postgres.pool import pooled
 from relay.devstack import NatsServer
 from relay.domain.operators import Outcome
 from relay.domain.ordering import FailedHead
@@ -58,7 +57,7 @@ async def sweep(desk: Desk) -> set[UUID]:
 
 
 async def release(desk: Desk, *keys: str) -> Outcome:
-    return await PostgresParkedKeys(pooled(desk.sub.pool)).release(keys or None, None, ANN)
+    return await PostgresParkedKeys(desk.sub.pool.connection).release(keys or None, None, ANN)
 
 
 async def unacked(desk: Desk, count: int) -> None:
@@ -157,7 +156,7 @@ async def test_new_messages_join_their_parked_key(desk: Desk) -> None:
     await unacked(desk, 1)  # b's
     assert desk.sub.enqueued == before
     assert not await handle(desk, a4)
-    [parked] = await PostgresParkedKeys(pooled(desk.sub.pool)).list()
+    [parked] = await PostgresParkedKeys(desk.sub.pool.connection).list()
     assert (parked["key"], parked["waiting"]) == ("a", 3)
 
 
@@ -193,7 +192,7 @@ async def test_a_head_that_fails_again_is_parked_again(desk: Desk) -> None:
     await release(desk)
     assert await handle(desk, a1, 422)
     assert not await handle(desk, a2)
-    [parked] = await PostgresParkedKeys(pooled(desk.sub.pool)).list()
+    [parked] = await PostgresParkedKeys(desk.sub.pool.connection).list()
     assert (parked["key"], parked["head"], parked["waiting"]) == ("a", a1, 2)
     await desk.record().run()
     assert (await release(desk)).done == (f"{SUBSCRIPTION}/a",)
@@ -204,7 +203,7 @@ async def test_a_requeue_by_incident_releases_the_key_too(desk: Desk) -> None:
     a1, a2, _, b1 = await failed(desk, "park")
     await handle(desk, b1)
     await desk.incidents.requeue([1], ANN)
-    assert await PostgresParkedKeys(pooled(desk.sub.pool)).list() == []
+    assert await PostgresParkedKeys(desk.sub.pool.connection).list() == []
     assert await sweep(desk) == {a1}
     assert await handle(desk, a1)
     assert desk.sub.enqueued[-1] == a2
@@ -219,7 +218,7 @@ async def test_what_cannot_be_released_yet_or_ever_says_why(desk: Desk) -> None:
     await handle(desk, desk.sub.enqueued[-1])
     codes = [error.code for _, error in (await release(desk)).refused]
     assert codes == ["NOT_REQUEUEABLE", "UNREADABLE_MESSAGE"]
-    assert len(await PostgresParkedKeys(pooled(desk.sub.pool)).list()) == 2
+    assert len(await PostgresParkedKeys(desk.sub.pool.connection).list()) == 2
     assert await desk.audit() == []
 
 

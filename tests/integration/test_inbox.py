@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import MalformedMessage
 from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
@@ -44,7 +44,7 @@ WRITES: dict[str, Write] = {
 
 @pytest.fixture
 async def inbox(database_url: str) -> AsyncIterator[PostgresInboxAdapter]:
-    pool = create_pool(database_url, max_size=4, application_name="inbox")
+    pool = Pool(database_url, max_size=4, application_name="inbox")
     await pool.open()
     yield PostgresInboxAdapter(pool)
     await pool.close()

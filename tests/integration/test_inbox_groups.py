@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.devstack.ports import free_port
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.policies import DeadLetterClass
@@ -81,7 +81,7 @@ def way(database_url: str) -> Iterator[Wire]:
 
 @pytest.fixture
 async def inbox(database_url: str, way: Wire) -> AsyncIterator[Inbox]:
-    pool = create_pool(way.through(database_url), max_size=4, application_name="groups")
+    pool = Pool(way.through(database_url), max_size=4, application_name="groups")
     await pool.open()
     yield Inbox(PostgresInboxAdapter(pool), database_url, way)
     await pool.close()
@@ -108,7 +108,7 @@ async def test_fifty_claims_and_settlements_take_a_few_statements(inbox: Inbox) 
 async def test_they_are_planned_once_however_many_they_take(inbox: Inbox) -> None:
     """Planning takes longer than claiming a few rows does."""
     statements = "SELECT name, generic_plans FROM pg_prepared_statements"
-    pool = create_pool(inbox.url, max_size=1, application_name="plans")
+    pool = Pool(inbox.url, max_size=1, application_name="plans")
     await pool.open()
     adapter = PostgresInboxAdapter(pool)
     for size in [*range(2, 9)] * 4:
@@ -225,7 +225,7 @@ async def test_who_gives_up_does_not_cost_the_others_their_claims(inbox: Inbox) 
 
 
 async def test_without_a_database_everybody_hears_of_it() -> None:
-    pool = create_pool(f"postgresql://u@127.0.0.1:{free_port()}/none", max_size=2, application_name="groups")
+    pool = Pool(f"postgresql://u@127.0.0.1:{free_port()}/none", max_size=2, application_name="groups")
     await pool.open()
     adapter = PostgresInboxAdapter(pool)
     results = await asyncio.gather(*(adapter.claim(uuid4(), LEASE) for _ in range(20)), return_exceptions=True)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.model import Finished
 from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
@@ -25,7 +25,7 @@ GRACE = timedelta(seconds=5)
 
 @pytest.fixture
 async def inbox(database_url: str) -> AsyncIterator[PostgresInboxAdapter]:
-    pool = create_pool(database_url, max_size=4, application_name="inbox")
+    pool = Pool(database_url, max_size=4, application_name="inbox")
     await pool.open()
     yield PostgresInboxAdapter(pool, grace=GRACE)
     await pool.close()
@@ -190,7 +190,7 @@ async def test_the_finished_are_known_by_their_reply_subjects_a_second_later(
 
 async def test_a_database_that_is_gone_is_an_outage() -> None:
     url = "postgresql://nobody@127.0.0.1:9/nothing?connect_timeout=1"
-    pool = create_pool(url, max_size=1, application_name="inbox")
+    pool = Pool(url, max_size=1, application_name="inbox")
     pool.timeout = 0.2
     await pool.open()
     adapter = PostgresInboxAdapter(pool)

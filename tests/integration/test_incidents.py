@@ -12,7 +12,6 @@ import pytest
 
 from consumer.deadletters import SendAlerts
 from relay.adapters.postgres.incidents import PostgresIncidents
-from relay.adapters.postgres.pool import pooled
 from relay.devstack import NatsServer
 from relay.domain.errors import AlertRefused, BrokerUnreachable
 from relay.domain.facts import AlertFailed, IncidentRecorded
@@ -82,7 +81,7 @@ async def test_a_letter_is_acknowledged_only_once_it_is_recorded(desk: Desk) -> 
 
     await desk.died(422)
     with pytest.raises(BrokerUnreachable):
-        await desk.record(Away(pooled(desk.sub.pool))).run()
+        await desk.record(Away(desk.sub.pool.connection)).run()
     assert await desk.unacked() == 1
     assert recorded(desk) == []
 

@@ -18,7 +18,7 @@ from relay.adapters.http import HttpEventHandler
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
-from relay.adapters.postgres.pool import create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.bus import Command, CommandBus
 from relay.cron import Cron, CronRegistry
@@ -62,7 +62,7 @@ async def far(url: str, proxy: Proxy) -> AsyncIterator[tuple[Any, Link]]:
     port = urlsplit(url).port
     assert port is not None
     link = proxy.link("database", port)
-    pool = create_pool(url.replace(f":{port}/", f":{link.port}/"), max_size=4, application_name="far")
+    pool = Pool(url.replace(f":{port}/", f":{link.port}/"), max_size=4, application_name="far")
     await pool.open()
     try:
         yield pool, link
@@ -280,15 +280,15 @@ async def test_a_cron_job_that_lost_its_claim_never_runs_beside_the_next_run(
         )
     )
     async with far(database_url, proxy) as (pool, link):
-        near = create_pool(database_url, max_size=4, application_name="near")
+        near = Pool(database_url, max_size=4, application_name="near")
         await near.open()
-        lead = PostgresLease(pooled(near), uuid4(), "test")
+        lead = PostgresLease(near.connection, uuid4(), "test")
         await lead.take(timedelta(minutes=5))
         run = WaitingRun("job", datetime(2026, 1, 1, 12, tzinfo=UTC))
         assert await lead.open("job", Due(run.scheduled_for), uuid4()) is RunState.WAITING
         facts: list[Any] = []
-        there = CronRows("sea", registry, PostgresSchedule(pooled(pool), lease=LEASE), facts.append)
-        here = CronRows("sea", registry, PostgresSchedule(pooled(near), lease=LEASE), facts.append)
+        there = CronRows("sea", registry, PostgresSchedule(pool.connection, lease=LEASE), facts.append)
+        here = CronRows("sea", registry, PostgresSchedule(near.connection, lease=LEASE), facts.append)
         attempt = asyncio.create_task(RunOnLoop(there, there.settle).run(run))
         await eventually("it is under way", lambda: under_way == 1)
         link.black_hole()

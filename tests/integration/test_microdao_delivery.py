@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.operating import PostgresOutboxOperations
-from relay.adapters.postgres.pool import pooled
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
@@ -116,7 +115,7 @@ async def test_section_8_an_event_that_is_to_be_tried_again_is_not_called_unreco
     dao.insert("evt_1", topic="two words")
     await publish(dao).drain(ALL)
     assert dao.row("evt_1")["error"].startswith("unrecoverable: ")
-    outcome = await PostgresOutboxOperations(pooled(dao.relay.pool)).retry(["evt_1"], Operator("ann"))
+    outcome = await PostgresOutboxOperations(dao.relay.pool.connection).retry(["evt_1"], Operator("ann"))
     assert len(outcome.done) == 1
     assert (dao.row("evt_1")["processed"], dao.row("evt_1")["error"]) == (False, None)
     await publish(dao).drain(ALL)

@@ -13,7 +13,7 @@ import pytest
 
 from relay import RequestContext
 from relay.adapters.postgres.operating import EventFilter, PostgresOutboxOperations
-from relay.adapters.postgres.pool import connected, pooled
+from relay.adapters.postgres.pool import connected
 from relay.devstack import NatsServer
 from relay.domain.errors import TooMany
 from relay.domain.operators import Operator, Outcome
@@ -38,7 +38,7 @@ async def relay(database_url: str, nats_server: NatsServer) -> AsyncIterator[Rel
 
 
 def outbox(relay: Relay) -> PostgresOutboxOperations:
-    return PostgresOutboxOperations(pooled(relay.pool))
+    return PostgresOutboxOperations(relay.pool.connection)
 
 
 def codes(outcome: Outcome) -> dict[str, str]:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from relay.adapters.postgres.function_connections import FunctionConnection
 from relay.adapters.postgres.inspection import place
 from relay.adapters.postgres.pipeline import fetch
-from relay.adapters.postgres.pool import connection, create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.ops.doctor.databases import same_place
 from relay.settings.urls import with_search_path
@@ -41,11 +41,11 @@ async def transactions(pooler: Pooler, database_url: str) -> AsyncIterator[Handl
 
 async def test_statements_run_whatever_session_they_get(pooler: Pooler, database_url: str) -> None:
     """Twenty callers on two sessions. What one of them prepared by name the other session would not know."""
-    async with create_pool(pooler.url(database_url), max_size=20, application_name="test", pooler=True) as pool:
+    async with Pool(pooler.url(database_url), max_size=20, application_name="test", pooler=True) as pool:
 
         async def ask() -> None:
             for _ in range(10):
-                async with connection(pool) as conn:
+                async with pool.connection() as conn:
                     await fetch(conn, ("session/limit", {"limit": "1000", "local": True}))
                     await conn.execute("SELECT %s::int", [1])
 
@@ -72,8 +72,8 @@ async def test_limits_of_a_coroutine_are_those_of_its_transaction_only(
 
 async def _nothing_is_left(url: str) -> None:
     """No session of the pooler is as the function had it."""
-    pool = create_pool(url, max_size=2, application_name="other", pooler=True)
-    async with pool, connection(pool) as one, connection(pool) as other:
+    pool = Pool(url, max_size=2, application_name="other", pooler=True)
+    async with pool, pool.connection() as one, pool.connection() as other:
         for conn in (one, other):
             await conn.execute("BEGIN")
         for conn in (one, other):

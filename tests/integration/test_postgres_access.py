@@ -13,7 +13,7 @@ import pytest
 
 from relay import Event, Outbox
 from relay.adapters.postgres import migrations
-from relay.adapters.postgres.pool import connected, connection, create_pool
+from relay.adapters.postgres.pool import Pool, connected
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.devstack import PostgresServer
@@ -47,10 +47,10 @@ async def migrate(url: str) -> None:
 
 
 async def pool(url: str) -> None:
-    pool = create_pool(url, max_size=2, application_name="test")
+    pool = Pool(url, max_size=2, application_name="test")
     await pool.open()
     try:
-        async with connection(pool) as conn:
+        async with pool.connection() as conn:
             assert (await (await conn.execute("SELECT current_user")).fetchone()) == ("relay",)
     finally:
         await pool.close()
@@ -68,7 +68,7 @@ async def backlog(url: str) -> None:
 
 async def notified(url: str) -> None:
     """The connection that listens, which takes its answers from the socket by itself."""
-    pool = create_pool(url, max_size=2, application_name="test")
+    pool = Pool(url, max_size=2, application_name="test")
     await pool.open()
     wakeup, woken = Wakeup(pool, url), asyncio.Event()
     try:

@@ -13,7 +13,7 @@ import pytest
 from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.pipeline import fetch
-from relay.adapters.postgres.pool import Pool, create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.domain.errors import DatabaseUnreachable
 from relay.ports import ClaimedMessage
 from tests.integration.consuming import LEASE, inbox_row
@@ -53,7 +53,7 @@ class Inbox:
 
 @pytest.fixture
 async def inbox(database_url: str) -> AsyncIterator[Inbox]:
-    pool = create_pool(database_url, max_size=1, application_name="prepared")
+    pool = Pool(database_url, max_size=1, application_name="prepared")
     await pool.open()
     rows = [inbox_row(seq) for seq in range(1, 6)]
     inbox = Inbox(pool, database_url, [row.message_id for row in rows])

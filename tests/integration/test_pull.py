@@ -13,7 +13,7 @@ import pytest
 from consumer.pull import PullTimes
 from relay.adapters.jetstream.consumer import ConsumerLimits, NatsJetStreamConsumer
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, ConsumerMissing, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import MessagesReceived, OutageSeen
@@ -186,7 +186,7 @@ async def test_thousands_of_replies_arrive(sub: Subscription) -> None:
 
 async def test_nothing_is_fetched_while_the_database_is_away(sub: Subscription) -> None:
     """Each delivery that cannot be kept would count against max_deliver."""
-    nowhere = create_pool("postgresql://nobody@127.0.0.1:9/nothing", max_size=1, application_name="away")
+    nowhere = Pool("postgresql://nobody@127.0.0.1:9/nothing", max_size=1, application_name="away")
     nowhere.timeout = 0.2
     await nowhere.open()
     await sub.send()

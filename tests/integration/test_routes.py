@@ -12,7 +12,6 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.operating import PostgresOutboxOperations
-from relay.adapters.postgres.pool import pooled
 from relay.domain.errors import InvalidSubject
 from relay.domain.operators import Operator
 from relay.domain.routing import Route
@@ -125,7 +124,7 @@ async def test_a_row_of_another_stream_waits_in_order_until_an_operator_mends_it
     assert relay.row(bad)["publish_error"].startswith("STREAM_MISMATCH: ")
     query(relay.url, "UPDATE outbox_events SET stream = %s WHERE id = %s", made, bad)
     query(relay.url, "UPDATE outbox_events SET stream = %s WHERE id = %s", relay.stream, wrong)
-    operations = PostgresOutboxOperations(pooled(relay.pool))
+    operations = PostgresOutboxOperations(relay.pool.connection)
     outcome = await operations.retry([bad, wrong], Operator("ann"))
     assert outcome.refused == ()
     await relay.drained()

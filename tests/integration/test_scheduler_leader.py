@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-from relay.adapters.postgres.pool import Pool, create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresLease, PostgresSchedule
 from relay.bus import CommandBus
 from relay.cron import Cron
@@ -42,7 +42,7 @@ class One:
     """A scheduler's leader with two jobs that count, and what it tells."""
 
     def __init__(self, database_url: str, crons: list[Cron], ttl: timedelta, name: str) -> None:
-        self.pool: Pool = create_pool(database_url, max_size=4, application_name=name)
+        self.pool: Pool = Pool(database_url, max_size=4, application_name=name)
         self.pool.timeout = 0.5
         self.facts: list[Fact] = []
         self.ticks: dict[str, int] = {"often": 0, "hourly": 0}
@@ -52,9 +52,9 @@ class One:
         self.broken: Exception | None = None
         self.hang: asyncio.Event | None = None
         self.hanging = 0
-        store = PostgresLease(pooled(self.pool), uuid4(), name)
+        store = PostgresLease(self.pool.connection, uuid4(), name)
         self.lease = Lease(store, ttl)
-        self.schedule = PostgresSchedule(pooled(self.pool))
+        self.schedule = PostgresSchedule(self.pool.connection)
         self.engine = AsyncIOScheduler(timezone=UTC)
         self.pace = Pace(OFTEN)
         self.crons = CronTick("sea", crons, store, self.schedule, self.send, self.facts.append)

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from relay.adapters.postgres.pool import Pool, create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresLease
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.schedule import Due, RunState
@@ -26,14 +26,14 @@ EXPIRE = "UPDATE scheduler_lease SET expires_at = now() - interval '1 ms'"
 
 @pytest.fixture
 async def pool(database_url: str) -> AsyncIterator[Pool]:
-    pool = create_pool(database_url, max_size=10, application_name="test")
+    pool = Pool(database_url, max_size=10, application_name="test")
     await pool.open()
     yield pool
     await pool.close()
 
 
 def store(pool: Pool, who: str = "host:1") -> PostgresLease:
-    return PostgresLease(pooled(pool), uuid4(), who)
+    return PostgresLease(pool.connection, uuid4(), who)
 
 
 async def test_one_leads_and_the_other_knows_for_how_long(pool: Pool, database_url: str) -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from relay.adapters.postgres.operating import PostgresTaskOperations, TaskFilter
-from relay.adapters.postgres.pool import create_pool, pooled
+from relay.adapters.postgres.pool import Pool
 from relay.domain.errors import QueueUnreachable
 from relay.domain.facts import TasksDelivered
 from relay.domain.operators import Operator
@@ -141,8 +141,8 @@ async def test_the_sweep_leaves_alone_what_runs_what_waits_its_turn_and_full_que
 
 @pytest.fixture
 async def operations(tasks: Tasks) -> AsyncIterator[PostgresTaskOperations]:
-    async with create_pool(tasks.url, max_size=2, application_name="operator") as pool:
-        yield PostgresTaskOperations(pooled(pool))
+    async with Pool(tasks.url, max_size=2, application_name="operator") as pool:
+        yield PostgresTaskOperations(pool.connection)
 
 
 async def test_a_cancelled_task_never_runs_though_a_queue_holds_it(

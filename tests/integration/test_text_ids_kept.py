@@ -18,7 +18,7 @@ from relay.adapters.postgres.operating import (
     PostgresTaskOperations,
     TaskFilter,
 )
-from relay.adapters.postgres.pool import connected, pooled
+from relay.adapters.postgres.pool import connected
 from relay.devstack import NatsServer
 from relay.domain.facts import IncidentRecorded, StreamLossFound
 from relay.domain.identity import Identity
@@ -53,7 +53,7 @@ async def desk(database_url: str, nats_server: NatsServer) -> AsyncIterator[Desk
 
 
 def operated(relay: Relay) -> PostgresOutboxOperations:
-    return PostgresOutboxOperations(pooled(relay.pool))
+    return PostgresOutboxOperations(relay.pool.connection)
 
 
 # --- the ledger and the stream ---

@@ -18,7 +18,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.poll_connection import PollTimes, Question, Rows
-from relay.adapters.postgres.pool import create_pool
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresLease
 from relay.adapters.postgres.wakeup import DueEvents, DuePollTimes, Wakeup
 from relay.devstack import PostgresServer
@@ -105,7 +105,7 @@ async def test_one_without_an_answer_in_time_takes_none_from_others(relay: Relay
 async def test_a_schema_that_is_older_than_the_process_is_told(postgres: PostgresServer) -> None:
     """By the scheduler, which asks first, by the publisher, and by whoever uses an inbox."""
     url = postgres.create_database(f"older_{uuid4().hex}")
-    async with create_pool(url, max_size=1, application_name="newer") as pool:
+    async with Pool(url, max_size=1, application_name="newer") as pool:
         with pytest.raises(SchemaMissing):
             await PostgresInboxAdapter(pool).due("any", 1)
         upgrade(url)
@@ -127,7 +127,7 @@ async def test_who_leads_needs_one_connection_to_a_database(database_url: str) -
         "SELECT application_name FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
-    async with create_pool(database_url, max_size=2, application_name="pooled") as pool:
+    async with Pool(database_url, max_size=2, application_name="pooled") as pool:
         waker = Wakeup(pool, database_url, NO_REST)
         await waker.due(1)
         lease = PostgresLease(waker.lend, uuid4(), "test")
@@ -143,7 +143,7 @@ async def test_the_lease_waits_for_a_short_question_and_not_for_a_long_one(
 ) -> None:
     """To connect costs more than most questions take. A lease is not lost for one that takes seconds."""
     times = replace(NO_REST, give_up=60.0, polls=PollTimes(lend=patience, answer=0))
-    async with create_pool(database_url, max_size=2, application_name="pooled") as pool:
+    async with Pool(database_url, max_size=2, application_name="pooled") as pool:
         waker = Wakeup(pool, database_url, times)
         await waker.due(1)
 

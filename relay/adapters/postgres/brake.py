@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg.errors import QueryCanceled
 
-from relay.adapters.postgres.pool import Pool, connection
+from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.sql import statement
 from relay.domain.backpressure import OutboxLimits, Pressure
 from relay.domain.errors import DatabaseUnreachable
@@ -53,6 +53,6 @@ class ProducerBrake:
 
 async def tell(pool: Pool, name: str, **parameters: Any) -> None:
     """Run a statement that changes the brake. If a crash undoes it, it runs again."""
-    async with connection(pool) as conn, conn.transaction():
+    async with pool.connection() as conn, conn.transaction():
         await conn.execute("SET LOCAL synchronous_commit = off")
         await conn.execute(statement(name), parameters)

@@ -14,7 +14,7 @@ import psycopg
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.pipeline import Command, fetch
-from relay.adapters.postgres.pool import Connection, Pool, connection, query
+from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.concurrency import Batcher
 from relay.domain.disclosure import clean, safe_text
@@ -97,7 +97,7 @@ class PostgresInboxAdapter:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
         if not rows:
             return []
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return await insert(conn, "inbox/insert", rows)
 
     async def claim(
@@ -121,7 +121,7 @@ class PostgresInboxAdapter:
 
     async def _fetch(self, command: Command) -> Sequence[ClaimedMessage]:
         since = time.monotonic()
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return [claimed(command, row, since) for row in await fetch(conn, command)]
 
     def claim_command(self, message_id: UUID, lease: timedelta, max_attempts: int) -> Command:
@@ -142,7 +142,7 @@ class PostgresInboxAdapter:
         return await self._settle("inbox/renew", claim, lease=lease)
 
     async def mark_all_processed(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             rows = await fetch(conn, ("inbox/mark_many_processed", ids_and_tokens(claims)))
         marked = {row["message_id"] for row in rows}
         # The statement leaves out locked rows. Each is marked alone, which waits for its lock.
@@ -170,14 +170,14 @@ class PostgresInboxAdapter:
     async def _settle(self, name: str, claim: ClaimedMessage, **values: Any) -> bool:
         id = claim.row.message_id
         parameters = {"message_id": id, "ids": [id], "token": claim.token, **values}
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             cursor = await conn.execute(statement(name), parameters)
             return cursor.rowcount == 1
 
     async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
         await self._forget_order(subscription)
         terms = {"subscription": subscription, "limit": limit, "grace": self._grace + waited}
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return [message_id for (message_id,) in await query(conn, self._overdue, **terms)]
 
     async def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:
@@ -185,7 +185,7 @@ class PostgresInboxAdapter:
         where: dict[str, Any] = {"subscription": subscription, "limit": page, "due": due}
         while True:
             parameters = {**where, "received_at": at, "message_id": id}
-            async with connection(self._pool) as conn:
+            async with self._pool.connection() as conn:
                 rows = await query(conn, "inbox/waiting", **parameters)
             yield [reply for _, _, reply in rows]
             if len(rows) < page:
@@ -194,14 +194,14 @@ class PostgresInboxAdapter:
 
     async def missing(self, subscription: str, stream: str, after: int, upto: int) -> Sequence[int]:
         where = {"subscription": subscription, "stream": stream, "after": after, "upto": upto}
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return [seq for (seq,) in await query(conn, "inbox/missing", **where)]
 
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
         where = {"subscription": subscription, "stream": stream, "after": after, "upto": upto}
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             rows = await query(conn, "inbox/finished", **where, on_receipt=on_receipt)
         return [Finished(*row) for row in rows]
 
@@ -209,13 +209,13 @@ class PostgresInboxAdapter:
         """Release messages that wait because the subscription was ordered before. Looks once a minute."""
         now = time.monotonic()
         if now >= self._looked.get(subscription, now):
-            async with connection(self._pool) as conn:
+            async with self._pool.connection() as conn:
                 await conn.execute(statement("inbox/forget_order"), {"subscription": subscription})
             self._looked[subscription] = now + _LOOK_INTERVAL_S
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
         name = "inbox/unfinished" if later else "inbox/due"
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             [(count,)] = await query(conn, name, subscription=subscription, limit=limit)
         return int(count)
 
@@ -224,7 +224,7 @@ class PostgresInboxAdapter:
         await self._pings.ask(None)
 
     async def _ping(self, asked: Sequence[None]) -> Sequence[None]:
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             await conn.execute("SELECT 1")
         return asked
 

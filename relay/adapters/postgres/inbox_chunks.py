@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import claim_many_command, claimed
-from relay.adapters.postgres.pool import Pool, connection, query
+from relay.adapters.postgres.pool import Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
@@ -38,7 +38,7 @@ class PostgresChunks:
         """Claim the messages that are due, free and untried; also returns the ids of those tried before."""
         command = claim_many_command(ids, [], lease, ordered=self._ordered, alone=True)
         since = time.monotonic()
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             # Binary, because a chunk has many bodies.
             cursor = conn.cursor(binary=True, row_factory=dict_row)
             await cursor.execute(statement(command[0]), command[1])
@@ -49,7 +49,7 @@ class PostgresChunks:
     async def renew(self, claims: Sequence[ClaimedMessage], lease: timedelta) -> bool:
         """Extend the claims that are left. Returns False when none is left."""
         parameters = {"ids": array.of_plain(_ids(claims)), "token": claims[0].token, "lease": lease}
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             cursor = await conn.execute(statement("inbox/renew"), parameters)
             return cursor.rowcount > 0
 
@@ -59,7 +59,7 @@ class PostgresChunks:
         parameters: dict[str, Any] = {"ids": list(verdicts), "token": token}
         for position, name in enumerate(("errors", "kinds", "delays", "uncounted")):
             parameters[name] = [values[position] for values in written]
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return {id for (id,) in await query(conn, "inbox/settle_chunk", **parameters)}
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from relay.adapters.postgres.pool import Pool, connection, query
+from relay.adapters.postgres.pool import Pool, query
 from relay.commands.reconcile import AuditedStream, LedgerEntry, Losses
 from relay.domain.identity import Identity
 
@@ -78,5 +78,5 @@ class PostgresLedger:
         return dict(await self._all("inbox/held", **which))
 
     async def _all(self, name: str, **parameters: Any) -> list[Any]:
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return await query(conn, name, **parameters)

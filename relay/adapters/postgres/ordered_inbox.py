@@ -14,7 +14,7 @@ from uuid import UUID
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, insert
-from relay.adapters.postgres.pool import Connection, Pool, connection, query
+from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.ordering import FailedHead
 from relay.domain.watermark import DeliveryRange, Watermark
@@ -44,7 +44,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         for row in rows:
             place[row.message_id] = min(row.stream_seq, place.get(row.message_id, row.stream_seq))
         numbered = [(row.consumer_seq, row.stream_seq) for row in rows if row.consumer_seq is not None]
-        async with connection(self._pool) as conn, conn.transaction():
+        async with self._pool.connection() as conn, conn.transaction():
             mark = await _move(conn, rows[0].subscription, rows[0].stream, lambda mark: mark.received(numbered))
             more = {"mark": mark.stream_seq, "order_seq": array.of_plain(place.values())}
             return await insert(conn, "inbox/insert_ordered", rows, **more)
@@ -56,7 +56,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         row = claim.row
         parameters = {"message_id": row.message_id, "token": claim.token, "skip": self._failed_head == "skip"}
         parks = self._failed_head == "park" and row.order_key is not None
-        async with connection(self._pool) as conn, conn.transaction():
+        async with self._pool.connection() as conn, conn.transaction():
             if parks:
                 # The lock keeps batches out: their messages are either parked here or see that the key is parked.
                 await _locked(conn, row.subscription, row.stream)
@@ -80,18 +80,18 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         return await self._values("inbox/parked_replies", subscription=row.subscription, order_key=row.order_key)
 
     async def _values(self, name: str, /, **parameters: Any) -> list[Any]:
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return [value for (value,) in await query(conn, name, **parameters)]
 
     async def watermark(self, subscription: str, stream: str) -> Watermark:
         """Return up to where the inbox is known to be complete."""
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             rows = await query(conn, "inbox/watermark", subscription=subscription, stream=stream)
         return _watermark(*rows[0]) if rows else Watermark()
 
     async def move(self, subscription: str, stream: str, change: Change) -> Watermark:
         """Change the watermark under its lock; returns the new one."""
-        async with connection(self._pool) as conn, conn.transaction():
+        async with self._pool.connection() as conn, conn.transaction():
             return await _move(conn, subscription, stream, change)
 
 

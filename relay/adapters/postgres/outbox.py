@@ -16,7 +16,7 @@ import psycopg
 from relay.adapters.postgres import array
 from relay.adapters.postgres.failures import migrated
 from relay.adapters.postgres.low_water import NO_LANE, NONE, LowWaterMarks
-from relay.adapters.postgres.pool import Connection, Pool, connection, query
+from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
@@ -239,7 +239,7 @@ async def _read(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int, *, read
 @asynccontextmanager
 async def _claim(pool: Pool, unsettled: dict[str, float]) -> AsyncIterator[_OutboxClaim]:
     """Open the claim transaction, commit it on the way out, roll it back on an exception."""
-    async with connection(pool) as conn:
+    async with pool.connection() as conn:
         await conn.execute(statement("outbox/begin_claim"))
         try:
             yield _OutboxClaim(conn, unsettled)

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import psycopg
@@ -113,9 +112,9 @@ def has_input(socket: int) -> bool:
 class Pool:
     """The connections to a database, made on demand, for at most ``max_size`` callers at a time.
 
-    All pools of a process to one server share its ``budget``, and no pool may take all of it. ``configure``
-    gets each new connection. ``pooler``: whether the address leads to a pooler in transaction mode. ``timeout``:
-    for how many seconds a caller tries to connect.
+    All pools of a process to one server share its ``budget``, and no pool may take all of it; without one, a pool
+    has its own. Open it inside the event loop. ``configure`` gets each new connection. ``pooler``: whether the
+    address leads to a pooler in transaction mode. ``timeout``: for how many seconds a caller tries to connect.
     """
 
     def __init__(
@@ -124,10 +123,11 @@ class Pool:
         *,
         max_size: int,
         application_name: str,
-        budget: Budget,
+        budget: Budget | None = None,
         configure: Configure | None = None,
         pooler: bool = False,
     ) -> None:
+        budget = budget or Budget()
         self.max_size, self.timeout = min(max_size, budget.most_alike), 3.0
         self._url, self._budget, self._configure = url, budget, configure
         self._options = {**(POOLED if pooler else CONNECTION), "application_name": application_name}
@@ -161,26 +161,27 @@ class Pool:
     async def connection(self) -> AsyncIterator[Connection]:
         """Lend a connection. Ends its transaction: commits it, unless the block raises.
 
-        Raises ConnectionsBusy, DatabaseUnreachable and psycopg's errors.
+        Raises ConnectionsBusy, DatabaseUnreachable and SchemaMissing.
         """
         if self._owner.closed:
             raise DatabaseUnreachable("its connections are closed: the process is about to end")
-        await self._turn()
-        try:
-            kept = await self._budget.take(self._owner)
+        with migrated(), reached():
+            await self._turn()
             try:
-                if kept is None:
-                    kept = await self._connect()
-                assert isinstance(kept, AsyncConnection)
-                async with _ended(kept):
-                    yield kept
+                kept = await self._budget.take(self._owner)
+                try:
+                    if kept is None:
+                        kept = await self._connect()
+                    assert isinstance(kept, AsyncConnection)
+                    async with _ended(kept):
+                        yield kept
+                finally:
+                    ready = isinstance(kept, AsyncConnection) and kept.at_rest
+                    if kept is not None and not ready:
+                        kept.finish()
+                    self._budget.give(self._owner, kept if ready else None)
             finally:
-                ready = isinstance(kept, AsyncConnection) and kept.at_rest
-                if kept is not None and not ready:
-                    kept.finish()
-                self._budget.give(self._owner, kept if ready else None)
-        finally:
-            self._turns.release()
+                self._turns.release()
 
     async def _turn(self) -> None:
         """Wait for a turn. While the server is away, wait no longer than a caller that tries to connect."""
@@ -238,42 +239,9 @@ async def _ended(conn: Connection) -> AsyncIterator[None]:
     await conn.commit()
 
 
-def create_pool(
-    url: str,
-    *,
-    max_size: int,
-    application_name: str,
-    budget: Budget | None = None,
-    configure: Configure | None = None,
-    pooler: bool = False,
-) -> Pool:
-    """Return a pool, with a budget of its own if none is given. Open it inside the event loop."""
-    return Pool(
-        url,
-        max_size=max_size,
-        application_name=application_name,
-        budget=budget or Budget(),
-        configure=configure,
-        pooler=pooler,
-    )
-
-
-@asynccontextmanager
-async def connection(pool: Pool) -> AsyncIterator[Connection]:
-    """Lend a connection of the pool. Raises DatabaseUnreachable and SchemaMissing."""
-    with migrated(), reached():
-        async with pool.connection() as conn:
-            yield conn
-
-
 async def query(conn: Connection, name: str, /, **parameters: Any) -> list[Any]:
     """Run the statement ``sql/<name>.sql`` and return its rows."""
     return await (await conn.execute(statement(name), parameters)).fetchall()
-
-
-def pooled(pool: Pool) -> Source:
-    """Lend connections of a pool."""
-    return partial(connection, pool)
 
 
 @asynccontextmanager

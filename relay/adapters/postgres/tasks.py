@@ -18,7 +18,7 @@ from psycopg.errors import DivisionByZero
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.pipeline import Command
-from relay.adapters.postgres.pool import Connection, Pool, connection, query
+from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.policies import Retry
@@ -56,7 +56,7 @@ class PostgresTasks:
 
     async def pending_queues(self) -> Sequence[str]:
         """Return the queues that have due tasks. Raises DatabaseUnreachable, as all methods here do."""
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return [queue for (queue,) in await query(conn, "tasks/pending_queues")]
 
     @asynccontextmanager
@@ -65,19 +65,19 @@ class PostgresTasks:
 
         Other processes wait for these rows until then. An exception in the block releases them.
         """
-        async with connection(self._pool) as conn, conn.transaction():
+        async with self._pool.connection() as conn, conn.transaction():
             rows = await query(conn, "tasks/claim_pending", queue=queue, limit=limit)
             # UPDATE ... RETURNING keeps no order.
             yield [TaskRef(id, name, queue, priority) for priority, _, id, name, queue in sorted(rows)]
 
     async def overdue_queues(self) -> Sequence[str]:
         """Return the queues that have overdue tasks, and so have probably lost some."""
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             return [queue for (queue,) in await query(conn, "tasks/delivered_queues", grace=self._grace)]
 
     async def overdue(self, queue: str, limit: int) -> Sequence[TaskRef]:
         """Return overdue delivered tasks: the queue has probably lost them. Marks them as enqueued now."""
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             rows = await query(conn, "tasks/overdue", queue=queue, limit=limit, grace=self._grace)
         # UPDATE ... RETURNING keeps no order.
         return sorted((TaskRef(*row) for row in rows), key=lambda ref: ref.priority)
@@ -92,7 +92,7 @@ class PostgresTasks:
         Returns PutOff, and records it, when a limit does not let the task start.
         """
         since = time.monotonic()
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             if not limits:
                 return await _claim(conn, id, lease, since)
             async with conn.transaction():
@@ -121,7 +121,7 @@ class PostgresTasks:
 
     async def put_off(self, id: UUID, reason: PutOff) -> None:
         """Delay a task without counting an attempt, unless it is claimed."""
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             await _put_off(conn, id, reason)
 
     async def renew(self, claim: ClaimedTask, lease: timedelta) -> bool:
@@ -137,7 +137,7 @@ class PostgresTasks:
 
     async def complete_all(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """End tasks; returns those whose claim was still ours."""
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             done = {id for (id,) in await query(conn, "tasks/complete_many", **_ids_and_tokens(claims))}
         return [claim for claim in claims if claim.id in done or await self.complete(claim)]
 
@@ -155,12 +155,12 @@ class PostgresTasks:
 
         Waits while another transaction puts off a task of the key. Otherwise it would miss that task.
         """
-        async with connection(self._pool) as conn, conn.transaction():
+        async with self._pool.connection() as conn, conn.transaction():
             await conn.execute(statement("tasks/lock_concurrency"), {"key": key})
             return [TaskRef(*row) for row in await query(conn, "tasks/next_of_key", key=key)]
 
     async def _settle(self, name: str, claim: ClaimedTask, **values: Any) -> bool:
-        async with connection(self._pool) as conn:
+        async with self._pool.connection() as conn:
             cursor = await conn.execute(statement(name), {"id": claim.id, "token": claim.token, **values})
             return cursor.rowcount == 1
 

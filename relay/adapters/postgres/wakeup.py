@@ -22,7 +22,7 @@ from relay.adapters.postgres import array
 from relay.adapters.postgres.brake import ProducerBrake, tell
 from relay.adapters.postgres.failures import migrated, reached
 from relay.adapters.postgres.poll_connection import PollConnection, PollTimes, Question, Rows
-from relay.adapters.postgres.pool import Connection, Pool, pooled
+from relay.adapters.postgres.pool import Connection, Pool
 from relay.adapters.postgres.tasks import GRACE
 from relay.concurrency import Batcher
 from relay.domain.errors import DatabaseUnreachable
@@ -170,7 +170,7 @@ class Wakeup:
                 with reached(), migrated():
                     yield conn
                 return
-        async with pooled(self._pool)() as conn:
+        async with self._pool.connection() as conn:
             yield conn
 
     def listen(self, kind: str, wake: Callable[[], None]) -> None:

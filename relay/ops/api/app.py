@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from relay.adapters.postgres.budget import Budgets
-from relay.adapters.postgres.pool import Connection, Pool, Source, create_pool, pooled
+from relay.adapters.postgres.pool import Connection, Pool, Source
 from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
@@ -100,7 +100,7 @@ class _Pools:
         """Lend the database of a context."""
         if context.name not in self._pools:
             name = f"jetrelay-ops-{context.name}"
-            self._pools[context.name] = pool = create_pool(
+            self._pools[context.name] = pool = Pool(
                 context.database,
                 max_size=_CONNECTIONS,
                 application_name=name,
@@ -108,7 +108,7 @@ class _Pools:
                 configure=_limited,
             )
             await pool.open()
-        yield partial(_in_time, pooled(self._pools[context.name]))
+        yield partial(_in_time, self._pools[context.name].connection)
 
     async def close(self) -> None:
         for pool in self._pools.values():
