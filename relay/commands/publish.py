@@ -20,14 +20,12 @@ from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, Publi
 from relay.domain.ordering import Shard, halves
 from relay.domain.policies import (
     GiveUp,
-    Leave,
     NotSent,
     OutcomeUnknown,
     Published,
     PublishOutcome,
+    Retry,
     RowRejected,
-    TryAgain,
-    Wait,
     after_publish_failure,
 )
 from relay.domain.retry import RetryPolicy
@@ -227,12 +225,8 @@ class PublishOutboxEvents:
                 continue
             policy, chance, age = self._config.policy, random.random(), _age(row.occurred_at)  # noqa: S311
             match after_publish_failure(outcome, row.publish_attempts, policy, chance, age):
-                case Leave():
-                    continue
-                case Wait(delay, error):
-                    failures.append(PublishFailure(row.id, error, delay, counts=False))
-                case TryAgain(delay, error):
-                    failures.append(PublishFailure(row.id, error, delay))
+                case Retry(delay, error, counts):
+                    failures.append(PublishFailure(row.id, error, delay, counts))
                 case GiveUp(error):
                     failures.append(PublishFailure(row.id, error, None))
         return failures

@@ -39,9 +39,10 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Do not acknowledge: record the error and call the handler again after ``delay``.
+    """Record the error, and try again after ``delay``. ``counts``: whether this was an attempt.
 
-    ``counts``: whether the attempt counts that the claim has counted.
+    A message is not acknowledged. An event holds back the later ones of its key. The first failure of an event
+    counts in any case, because it marks the event as the head of its key.
     """
 
     delay: timedelta
@@ -142,37 +143,10 @@ PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream 
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Change nothing: no attempt is counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class TryAgain:
-    """Count an attempt, record the error, wait ``delay``. The other events of its key wait too."""
-
-    delay: timedelta
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Mark the event dead: it is kept, an alert is sent, and an operator can publish it again."""
 
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Record the error and wait ``delay``: an operator has to act, and no attempt is spent meanwhile.
-
-    The first failure of an event counts all the same, because it marks the event as the head of its key.
-    """
-
-    delay: timedelta
-    error: str
-
-
-FailureAction: TypeAlias = Leave | TryAgain | Wait | GiveUp
 
 
 def after_publish_failure(
@@ -181,18 +155,18 @@ def after_publish_failure(
     policy: RetryPolicy,
     chance: float,
     age: timedelta,
-) -> FailureAction:
-    """Decide by the three failure classes of DESIGN §5.
+) -> Retry | GiveUp | None:
+    """Decide by the three failure classes of DESIGN §5. None: change nothing, and count no attempt.
 
-    ``attempts``: the attempts counted before this one. ``age``: the age of the event. If no attempt is spent, the
-    back-off depends on it.
+    ``attempts``: the attempts counted before this one. ``age``: the age of the event. While no stream takes the
+    event, an operator has to act: no attempt is spent, and the back-off depends on the age.
     """
     match outcome:
         case OutcomeUnknown() | NotSent():
-            return Leave()
+            return None
         case NoStream(error):
-            return Wait(policy.backoff.by_age(age, chance), error)
+            return Retry(policy.backoff.by_age(age, chance), error, counts=False)
         case RowRejected(error, final=False) if (delay := policy.after(attempts + 1, chance)) is not None:
-            return TryAgain(delay, error)
+            return Retry(delay, error)
         case RowRejected(error):
             return GiveUp(f"unrecoverable: {error}")
