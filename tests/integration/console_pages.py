@@ -43,6 +43,15 @@ class Page:
     def links(self) -> list[str]:
         return [href for _, found in self.tags if (href := found.get("href"))]
 
+    def data(self, name: str) -> str | None:
+        """What a page says to programs: the first attribute ``data-NAME``."""
+        return next((found[f"data-{name}"] for _, found in self.tags if f"data-{name}" in found), None)
+
+    @property
+    def outcome(self) -> tuple[str | None, str | None]:
+        """How many rows an action has changed, and how many it was refused."""
+        return self.data("done"), self.data("refused")
+
     @property
     def fields(self) -> list[tuple[str, str]]:
         """The hidden fields of forms, as a browser sends them back."""

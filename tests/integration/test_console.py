@@ -124,7 +124,7 @@ async def test_the_overview_says_what_waits_where(browser: Browser) -> None:
     assert re.search(r"Examined \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", found.text)
     found = await browser.open("/doctor")
     assert "Examined" in found.text
-    assert "nobody answers at http://127.0.0.1:9/handle" in found.text
+    assert {"HANDLER_UNREACHABLE", "http://127.0.0.1:9/handle:"} <= {*found.text.split()}
     assert LETTERS in found.links
 
 
@@ -139,24 +139,24 @@ async def test_a_context_whose_database_is_away_hides_no_other(guarded: Browser,
 
 async def test_lists_are_filtered_by_their_address_and_paged(browser: Browser) -> None:
     page = await browser.open(f"{EVENTS}?status=dead&error=too_large&since=1h&event_type=")
-    assert "1 event fit the filter" in page.text
+    assert page.data("total") == "1"
     assert "PAYLOAD_TOO_LARGE" in page.text
     page = await browser.open(EVENTS, limit="15")
-    assert "40 events" in page.text
+    assert page.data("total") == "40"
     seen = set()
     while older := [link for link in page.links if "before=" in link]:
         seen |= {found["value"] for tag, found in page.tags if found.get("name") == "ids"}
         page = await browser.open(older[-1])
     assert len(seen) == 30
-    assert "Nothing fits" in (await browser.open(EVENTS, event_type="other")).text
+    assert (await browser.open(EVENTS, event_type="other")).data("total") is None
 
 
 async def test_dead_letters_are_grouped_by_reason(browser: Browser) -> None:
     page = await browser.open(f"{LETTERS}/groups?status=open&before=100")
     harmless(page)
-    assert "timeout no answer within the time-out 9 exhausted" in page.text
+    assert re.search(r"\btimeout\b.* 9 exhausted", page.text)
     [link] = [link for link in page.links if "reason=timeout" in link]
-    assert "9 dead letters fit the filter" in (await browser.open(link)).text
+    assert (await browser.open(link)).data("total") == "9"
 
 
 async def test_a_deed_of_the_console_makes_the_lists_of_the_api_fresh(browser: Browser) -> None:
@@ -169,51 +169,51 @@ async def test_a_deed_of_the_console_makes_the_lists_of_the_api_fresh(browser: B
 
 async def test_selected_dead_letters_are_requeued_after_a_question(browser: Browser, land: str) -> None:
     page = await browser.open(f"{LETTERS}/requeue", ids=["1", "2"])
-    assert "Requeue 2 dead letters?" in page.text
+    assert page.data("count") == "2"
     assert query(land, "SELECT count(*) AS n FROM audit_log WHERE actor = 'local'")[0]["n"] == 0
     done = await browser.send(f"{LETTERS}/requeue", [*page.fields, ("note", "the service is back")])
-    assert "Done: 2 dead letters" in done.text
+    assert done.outcome == ("2", "0")
     assert "the service is back" in done.text
     [entry] = query(land, "SELECT actor, action, ids, note FROM audit_log WHERE actor = 'local'")
     assert (entry["actor"], entry["action"], sorted(entry["ids"])) == ("local", "dlq.requeue", ["1", "2"])
     again = await browser.send(f"{LETTERS}/requeue", [("ids", "1")], 409)
-    assert "Nothing was done" in again.text
-    assert "was requeued already" in again.text
+    assert again.outcome == ("0", "1")
+    assert "INCIDENT_CLOSED" in again.text
     part = await browser.send(f"{LETTERS}/requeue", [("ids", "1"), ("ids", "3")])
-    assert "Done in part: 1 dead letter" in part.text
+    assert part.outcome == ("1", "1")
     assert "the service is back" in (await browser.open(f"{LETTERS}/show", id="1")).text
 
 
 async def test_all_that_a_filter_finds_is_discarded_with_a_note(browser: Browser, land: str) -> None:
     page = await browser.open(f"{LETTERS}/discard", all="1", reason="timeout", since="1h")
-    assert "Discard 9 dead letters?" in page.text
+    assert page.data("count") == "9"
     assert ("reason", "timeout") in page.fields
     asked = await browser.send(f"{LETTERS}/discard", page.fields, 422)
-    assert "Say why" in asked.text
+    [note] = [found for _, found in asked.tags if found.get("name") == "note"]
+    assert note["aria-invalid"] == "true"
     done = await browser.send(f"{LETTERS}/discard", [*asked.fields, ("note", "a test")])
-    assert "Done: 9 dead letters" in done.text
+    assert done.outcome == ("9", "0")
     assert query(land, "SELECT count(*) AS n FROM dead_letters WHERE status = 'discarded'")[0]["n"] == 9
-    assert "There is nothing to do" in (await browser.open(f"{LETTERS}/discard", all="1", reason="timeout")).text
+    assert (await browser.open(f"{LETTERS}/discard", all="1", reason="timeout")).data("count") == "0"
     late = await browser.send(f"{LETTERS}/discard", [*page.fields, ("note", "late")])
-    assert "somebody else was faster" in late.text
+    assert late.outcome == ("0", "0")
 
 
 @pytest.mark.parametrize(
-    ("kind", "action", "one", "undone"),
+    ("kind", "action", "one", "undo"),
     [
-        (LETTERS, "discard", "1", "It goes to its handler again"),
-        (LETTERS, "resolve", "2", "It goes to its handler again"),
-        (TASKS, "cancel", str(number("task-0")), "It will be run again"),
+        (LETTERS, "discard", "1", "requeue"),
+        (LETTERS, "resolve", "2", "requeue"),
+        (TASKS, "cancel", str(number("task-0")), "retry"),
     ],
 )
-async def test_what_gives_up_can_be_undone(
-    browser: Browser, kind: str, action: str, one: str, undone: str
-) -> None:
+async def test_what_gives_up_can_be_undone(browser: Browser, kind: str, action: str, one: str, undo: str) -> None:
     done = await browser.send(f"{kind}/{action}", [("ids", one), ("note", "a slip")])
-    [undo] = [it for it in done.links if "?ids=" in it]
-    asked = await browser.open(undo)
-    again = await browser.send(undo.partition("?")[0], asked.fields)
-    assert undone in again.text
+    [link] = [it for it in done.links if "?ids=" in it]
+    assert link.startswith(f"{kind}/{undo}?")
+    asked = await browser.open(link)
+    again = await browser.send(f"{kind}/{undo}", asked.fields)
+    assert again.outcome == ("1", "0")
     assert not [it for it in again.links if "?ids=" in it]
 
 
@@ -221,30 +221,30 @@ async def test_many_are_not_undone_by_an_address(browser: Browser, monkeypatch: 
     """It would be too long for a browser. The list finds them by their state."""
     monkeypatch.setattr("relay.ops.console.row_actions._MAX_SHOWN", 8)
     done = await browser.send(f"{LETTERS}/discard", [("all", "1"), ("reason", "timeout"), ("note", "a slip")])
-    assert "Done: 9 dead letters" in done.text
+    assert done.outcome == ("9", "0")
     assert not [it for it in done.links if "?ids=" in it]
 
 
 async def test_events_and_tasks_are_acted_on(browser: Browser, database_url: str) -> None:
     done = await browser.send(f"{EVENTS}/retry", [("all", "1"), ("status", "dead")])
-    assert "Done: 1 event It will be tried again" in done.text
+    assert done.outcome == ("1", "0")
     replayed = await browser.send(f"{EVENTS}/replay", [("ids", str(number("published-1")))])
-    assert "will be published once more" in replayed.text
-    assert "say which published" in (await browser.send(f"{EVENTS}/replay", [("all", "1")], 422)).text
-    assert "say which" in (await browser.send(f"{EVENTS}/retry", [], 422)).text
-    assert "Done: 1 task" in (await browser.send(f"{TASKS}/retry", [("ids", str(number("task-failed")))])).text
-    assert (
-        "Done: 3 tasks" in (await browser.send(f"{TASKS}/cancel", [("all", "1"), ("type", "send_invoice")])).text
-    )
+    assert replayed.outcome == ("1", "0")
+    for path, fields in ((f"{EVENTS}/replay", [("all", "1")]), (f"{EVENTS}/retry", [])):
+        assert "INVALID_REQUEST" in (await browser.send(path, fields, 422)).text
+    retried = await browser.send(f"{TASKS}/retry", [("ids", str(number("task-failed")))])
+    assert retried.outcome == ("1", "0")
+    cancelled = await browser.send(f"{TASKS}/cancel", [("all", "1"), ("type", "send_invoice")])
+    assert cancelled.outcome == ("3", "0")
     actions = [row["action"] for row in query(database_url, "SELECT action FROM audit_log ORDER BY id")]
     assert actions == ["outbox.retry", "outbox.replay", "tasks.retry", "tasks.cancel"]
 
 
 async def test_a_filter_that_finds_too_many_changes_nothing(browser: Browser, monkeypatch: Any) -> None:
     monkeypatch.setattr("relay.ops.console.row_actions.MOST", 5)
-    assert "narrow the filter" in (await browser.open(f"{LETTERS}/requeue", 409, all="1")).text
-    assert "narrow" in (await browser.send(f"{LETTERS}/requeue", [("all", "1")], 409)).text
-    assert "19 dead letters" in (await browser.open(LETTERS)).text
+    assert "TOO_MANY" in (await browser.open(f"{LETTERS}/requeue", 409, all="1")).text
+    assert "TOO_MANY" in (await browser.send(f"{LETTERS}/requeue", [("all", "1")], 409)).text
+    assert (await browser.open(LETTERS)).data("total") == "19"
 
 
 async def test_the_life_of_a_message_crosses_contexts(browser: Browser, database_url: str) -> None:
@@ -262,7 +262,7 @@ async def test_the_life_of_a_message_crosses_contexts(browser: Browser, database
     assert dots[0] == "Step 1: event order_placed v1, published"
     assert {"sea", "land"} <= {*page.text.split()}
     missing = await browser.open("/explain", 404, id="nothing")
-    assert "no context knows 'nothing'" in missing.text
+    assert "UNKNOWN_ID" in missing.text
     assert (await browser.open("/explain", 303)).headers["location"] == "/"
 
 
@@ -273,19 +273,19 @@ async def test_a_payload_is_shown_when_it_is_asked_for(browser: Browser) -> None
 
 
 async def test_errors_are_pages_that_say_what_to_do(browser: Browser) -> None:
-    for path, status, told in (
-        ("/contexts/lake/events", 404, "lake"),
+    for path, status, expected in (
+        ("/contexts/lake/events", 404, "UNKNOWN_CONTEXT"),
         (f"{EVENTS}?since=yesterday", 422, "since"),
         (f"{EVENTS}?colour=red", 422, "colour"),
         (f"{EVENTS}?status=red", 422, "status"),
-        (f"{EVENTS}/show?id=nothing", 404, "has no event"),
+        (f"{EVENTS}/show?id=nothing", 404, "NOTHING_FOUND"),
         (f"{EVENTS}/show", 422, "id"),
         (f"{LETTERS}/show?id=x", 422, "id"),
-        (f"{EVENTS}/burn?all=1", 404, "no such page"),
-        ("/nowhere", 404, "Not Found"),
+        (f"{EVENTS}/burn?all=1", 404, "NOTHING_FOUND"),
+        ("/nowhere", 404, "404"),
     ):
         page = await browser.open(path, status)
-        assert told in page.text, page.text
+        assert expected in page.text, page.text
         harmless(page)
 
 
@@ -323,7 +323,6 @@ async def test_what_rows_hold_is_text_and_nothing_else(browser: Browser, databas
 async def test_everybody_sees_and_does_what_the_role_allows(guarded: Browser, database_url: str) -> None:
     refused = await guarded.open("/", 401)
     assert refused.headers["www-authenticate"].startswith("Basic ")
-    assert "A token is needed" in refused.text
     fill(database_url, database_url)
     reader, operator = Browser(guarded.client, "reader"), Browser(guarded.client, "operator")
     auditor = Browser(guarded.client, "auditor")
@@ -332,10 +331,10 @@ async def test_everybody_sees_and_does_what_the_role_allows(guarded: Browser, da
         page = await who.open(letters)
         assert ("Requeue" in page.text) is (name == "operator")
         assert name in page.text
-        assert "right to see payloads" in (await who.open(f"{letters}/show?id=1")).text
+        assert not [it for it in (await who.open(f"{letters}/show?id=1")).links if "payload" in it]
         assert "NO_PAYLOADS" in (await who.open(f"{letters}/show?id=1&payload=true", 403)).text
     assert "secret" in (await auditor.open(f"{letters}/show?id=1&payload=true")).text
     assert "NOT_ALLOWED" in (await reader.open(f"{letters}/requeue?ids=1", 403)).text
     assert "NOT_ALLOWED" in (await reader.send(f"{letters}/requeue", [("ids", "1")], 403)).text
-    assert "Done" in (await operator.send(f"{letters}/requeue", [("ids", "1")])).text
+    assert (await operator.send(f"{letters}/requeue", [("ids", "1")])).outcome == ("1", "0")
     assert [row["actor"] for row in query(database_url, "SELECT actor FROM audit_log")] == ["operator"]

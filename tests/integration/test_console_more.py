@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from relay.devstack import ValkeyServer
@@ -16,34 +18,35 @@ HERE = "/contexts/land"
 
 
 async def test_messages_of_the_inbox_are_listed_shown_and_tried_now(browser: Browser, land: str) -> None:
-    assert "21 messages" in (await browser.open(f"{HERE}/inbox")).text
+    assert (await browser.open(f"{HERE}/inbox")).data("total") == "21"
     page = await browser.open(f"{HERE}/inbox/groups")
-    assert "status_503 the handler answered with HTTP status 503 1 billing" in page.text
+    assert re.search(r"\bstatus_503\b.* 1 billing", page.text)
     [link] = [link for link in page.links if "error=status_503" in link]
-    assert "1 message fit the filter" in (await browser.open(link)).text
+    assert (await browser.open(link)).data("total") == "1"
     id = str(number("failing-message"))
     shown = await browser.open(f"{HERE}/inbox/show?id={id}")
-    assert "Its last error status_503" in shown.text
+    assert "status_503" in shown.text
     assert "event_version" not in shown.html
     assert "event_version" in (await browser.open(f"{HERE}/inbox/show?id={id}&payload=true")).text
-    assert "Try now 1 message?" in (await browser.open(f"{HERE}/inbox/retry?ids={id}")).text
-    assert "Done: 1 message" in (await browser.send(f"{HERE}/inbox/retry", [("all", "1")])).text
+    assert (await browser.open(f"{HERE}/inbox/retry?ids={id}")).data("count") == "1"
+    assert (await browser.send(f"{HERE}/inbox/retry", [("all", "1")])).outcome == ("1", "0")
     assert query(land, "SELECT action FROM audit_log ORDER BY id DESC")[0]["action"] == "inbox.retry"
 
 
 async def test_parked_keys_are_released_one_or_all(browser: Browser, land: str) -> None:
     page = await browser.open(f"{HERE}/parked")
-    assert "2 parked keys" in page.text
+    assert page.data("total") == "2"
     [one] = [link for link in page.links if "key=order%3A7" in link]
     asked = await browser.open(one)
-    assert "Release the key order:7 of billing?" in asked.text
-    assert "Done: 1 released" in (await browser.send(f"{HERE}/parked/release", asked.fields)).text
-    assert "is not parked" in (await browser.send(f"{HERE}/parked/release", asked.fields, 409)).text
-    assert "say which" in (await browser.send(f"{HERE}/parked/release", [], 422)).text
-    assert (
-        "Done: 1 released" in (await browser.send(f"{HERE}/parked/release", [("all", "1"), ("note", "go")])).text
-    )
-    assert "No key is parked" in (await browser.open(f"{HERE}/parked")).text
+    assert {"order:7", "billing?"} <= {*asked.text.split()}
+    assert (await browser.send(f"{HERE}/parked/release", asked.fields)).outcome == ("1", "0")
+    again = await browser.send(f"{HERE}/parked/release", asked.fields, 409)
+    assert again.outcome == ("0", "1")
+    assert "NOT_PARKED" in again.text
+    assert "INVALID_REQUEST" in (await browser.send(f"{HERE}/parked/release", [], 422)).text
+    every = await browser.send(f"{HERE}/parked/release", [("all", "1"), ("note", "go")])
+    assert every.outcome == ("1", "0")
+    assert (await browser.open(f"{HERE}/parked")).data("total") is None
     assert query(land, "SELECT note FROM audit_log ORDER BY id DESC")[0]["note"] == "go"
 
 
@@ -66,7 +69,7 @@ async def test_what_was_done_and_what_was_archived_is_listed(browser: Browser) -
     page = await browser.open(f"{HERE}/audit?actor=ann&action=")
     assert "ann dlq.requeue 2" in page.text
     assert "mended" in page.text
-    assert "Nothing fits" in (await browser.open(f"{HERE}/audit?actor=bob")).text
+    assert "dlq.requeue" not in (await browser.open(f"{HERE}/audit?actor=bob")).text
     assert "1 batch , 5,000 rows, 403 KB" in (await browser.open(f"{HERE}/archive")).text
     assert "has no archive" in (await browser.open("/contexts/sea/archive")).text
 
@@ -79,16 +82,11 @@ async def test_streams_queues_and_the_fleet_are_shown(browser: Browser, valkey: 
     assert "publish" in (await browser.open("/queues")).text
     assert "No job is dead" in (await browser.open("/queues/jobs?queue=relay-publish")).text
     assert "UNKNOWN_QUEUE" in (await browser.open("/queues/jobs?queue=none", 404)).text
-    assert (
-        "Delete all dead jobs of relay-publish?"
-        in (await browser.open("/queues/delete?queue=relay-publish&all=1")).text
-    )
+    asked = await browser.open("/queues/delete?queue=relay-publish&all=1")
+    assert {("queue", "relay-publish"), ("all", "1")} <= {*asked.fields}
     fields = [("queue", "relay-publish"), ("ids", "x")]
-    assert "no job of this id is dead" in (await browser.send("/queues/requeue", fields, 404)).text
-    assert (
-        "Nothing was done"
-        in (await browser.send("/queues/delete", [("queue", "relay-publish"), ("all", "1")])).text
-    )
+    assert (await browser.send("/queues/requeue", fields, 404)).outcome == ("0", "1")
+    assert (await browser.send("/queues/delete", asked.fields)).outcome == ("0", "0")
 
 
 async def test_who_may_only_read_does_none_of_it(guarded: Browser) -> None:

@@ -222,7 +222,7 @@ async def act(
     """Do it, and show the result."""
     chosen = _choose(context, verb, form)
     count = await chosen.carry_out(ops, Operator(caller.name, note_of(form)))
-    deed = replace(chosen.deed(count), done=_told(chosen, count), audited=count > 0)
+    deed = replace(chosen.deed(count), done=_told(chosen, count), audited=count > 0, changed=count)
     return deed.told(request)
 
 

@@ -26,6 +26,7 @@ class Deed:
 
     ``to``: the address of the form; ``fields``: values that it sends again. ``back``: the page before. ``which``:
     the filter, if there is one. ``warnings``: what may go wrong. ``audited``: whether the audit log records it.
+    ``changed``: how many rows it has changed, if its result does not name them.
     """
 
     button: str
@@ -40,6 +41,7 @@ class Deed:
     which: Sequence[tuple[str, str]] = ()
     warnings: Sequence[str] = ()
     audited: bool = True
+    changed: int = 1
 
     def ask(self, request: Request) -> Response:
         """The page that asks."""
@@ -51,7 +53,7 @@ class Deed:
             raise result.error
         done = result.value.done if result else ()
         refused = result.value.refused if result else ()
-        reasons = Counter((error.message, error.hint) for _, error in refused).most_common(5)
+        reasons = Counter((error.code, error.message, error.hint) for _, error in refused).most_common(5)
         status = status_of(refused[0][1]) if refused and not done else 200
         return page(
             request,
