@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -89,6 +89,7 @@ def _named(text: str) -> str:
 def unit(key: str, field: Any) -> str:
     """Say what the value is, and its limits."""
     kind = str(field.annotation)
+    show: Callable[[Any], str]
     if "datetime.datetime" in kind:
         return "`beginning`, `now`, time"
     if "timedelta" in kind:
@@ -96,9 +97,9 @@ def unit(key: str, field: Any) -> str:
     elif key.endswith("_bytes"):
         found, show = "size", format_size
     else:
-        show = str
+        found, show = "text", str
         words = {"tuple": "list", "bool": "true, false", "int": "number", "Path": "path", "dict": "table"}
-        found = next((word for name, word in words.items() if name in kind), "text")
+        found = next((word for name, word in words.items() if name in kind), found)
     words = {"ge": "from", "le": "to", "lt": "below"}
     limits = [(words[name], getattr(it, name)) for it in field.metadata for name in words if hasattr(it, name)]
     return " ".join([found, *(f"{word} {show(limit)}" for word, limit in limits if limit != NO_LIMIT)])
