@@ -43,7 +43,8 @@ context or subscription, both in capitals, the name with `_` for `-`.
 `RELAY_CONFIG` names another file than `relay.toml`.
 
 A *duration* is a number of seconds, or a text such as `100ms`, `1.5s`, `1h30m`, `7d`, `3y`. A *size* is a number
-of bytes, or a text such as `64KB`, `10GB`. A *list* is a list, or a text with commas.
+of bytes, or a text such as `64KB`, `10GB`. A *list* is a list, or a text with commas. A value without a
+unit is a text. A key without a default is not set, unless it is *required*.
 
 <!-- Made of relay/settings/model.py and docsite/settings.toml: python -m docsite.reference -->
 """
@@ -97,12 +98,13 @@ def unit(key: str, field: Any) -> str:
     elif key.endswith("_bytes"):
         found, show = "size", format_size
     else:
-        found, show = "text", str
-        words = {"tuple": "list", "bool": "true, false", "int": "number", "Path": "path", "dict": "table"}
+        found, show = "", str
+        words = {"tuple": "list", "bool": "true or false", "int": "number", "Path": "path", "dict": "table"}
         found = next((word for name, word in words.items() if name in kind), found)
     words = {"ge": "from", "le": "to", "lt": "below"}
     limits = [(words[name], getattr(it, name)) for it in field.metadata for name in words if hasattr(it, name)]
-    return " ".join([found, *(f"{word} {show(limit)}" for word, limit in limits if limit != NO_LIMIT)])
+    shown = [f"{word} {show(limit)}" for word, limit in limits if limit != NO_LIMIT]
+    return " ".join(filter(None, [found, *shown]))
 
 
 def page() -> str:
@@ -117,11 +119,12 @@ def page() -> str:
             continue
         if not path.endswith("routes"):
             parts.append(f"Variables: `RELAY_{path.upper().replace('.', '__')}{'__' if path else ''}KEY`.\n")
-        rows = ["| Key | Meaning | Default | Unit |", "|---|---|---|---|"]
+        rows = ["| Key | Meaning | Default; unit |", "|---|---|---|"]
         for key, field in keys(model).items():
             where = f"{path}.{key}".lstrip(".")
-            default = "required" if field.is_required() and where not in known else known.get(where, "")
-            value = f"`{default}`" if default not in ("none", "required", "") else default
-            rows.append(f"| `{key}` | {meanings[key]} | {value} | {unit(key, field)} |")
+            default = "required" if field.is_required() and where not in known else known.get(where, "none")
+            given = {"none": "", "": "", "required": "required"}.get(default, f"`{default}`")
+            value = "; ".join(filter(None, [given, unit(key, field)]))
+            rows.append(f"| `{key}` | {meanings[key]} | {value} |")
         parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)

@@ -21,11 +21,12 @@ def test_all_tables_are_there(database_url: str) -> None:
 
 def test_each_has_the_columns_that_the_page_has(database_url: str) -> None:
     for table, section in TABLES:
-        lines = re.findall(r"^\| `(\w+)` \| (.*?) \| (yes|no) \| (.*?) \| (.+) \|$", section, re.MULTILINE)
-        told = [(name, kind, null, default.strip("` ")) for name, kind, null, default, _ in lines]
+        lines = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.+) \|$", section, re.MULTILINE)
+        listed = [(name, kind, default.strip("` ")) for name, kind, default, _ in lines]
         with psycopg.connect(database_url) as conn:
-            found = catalogue.columns(conn, table).items()
-        assert told == [
-            (name, SHORT.get(kind, kind), "yes" if null else "no", SHORT.get(default or "", default or ""))
-            for name, (kind, null, default) in found
+            columns = catalogue.columns(conn, table).items()
+        assert listed == [
+            (name, SHORT.get(kind, kind), "null" if null else SHORT.get(default or "", default or ""))
+            for name, (kind, null, default) in columns
         ], table
+        assert all(default is None for _, (_, null, default) in columns if null), table
