@@ -53,21 +53,8 @@ class RecordDeadLetters:
         recorded = await self.incidents.record(letters)
         reach("after_incident_commit")
         for incident in recorded:
-            self.facts(
-                IncidentRecorded(
-                    context=self.context,
-                    incident_id=incident.id,
-                    subscription=incident.subscription,
-                    message_id=incident.message_id,
-                    event_type=incident.event_type,
-                    correlation_id=incident.correlation_id,
-                    causation_id=incident.causation_id,
-                    kind=incident.kind,
-                    reason=incident.reason,
-                    attempts=incident.attempts,
-                    trace_id=incident.trace_id,
-                )
-            )
+            about = asdict(incident)
+            self.facts(IncidentRecorded(context=self.context, incident_id=about.pop("id"), **about))
         await self.consumer.ack([it.reply for it in deliveries])
         return len(recorded)
 
