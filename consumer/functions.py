@@ -112,10 +112,6 @@ class PythonEventHandler:
         except Exception as error:
             return answer(error)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.transactions.close()
-
     async def _handle(self, request: HandlerRequest) -> HandlerResult:
         call = self.prepare(request)
         return call if isinstance(call, HandlerResult) else await self._calls.run(call)

@@ -22,7 +22,6 @@ from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.stream_reader import StreamReader
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
-from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.webhook import Webhook
 from relay.credentials import http_access
 from relay.domain.envelopes import Envelope
@@ -83,27 +82,19 @@ def _handler(context: str, name: str) -> HttpEventHandler | PythonEventHandler:
 
     Raises InvalidHandler and ConfigurationError.
     """
-    of_context, settings = application.context(context).settings, application.subscription(context, name)
-    handler: HttpEventHandler | PythonEventHandler
-    if settings.python_module is None:
-        handler = HttpEventHandler(
-            settings.handler,
-            timeout=settings.handler_timeout,
-            connect_timeout=settings.connect_timeout,
-            access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
+    settings = application.subscription(context, name)
+    if settings.python_module is not None:
+        registry = load(settings.python_module)
+        transactions = application.transactions(context, "handler", settings.handler_timeout)
+        return PythonEventHandler(
+            registry, transactions, timeout=settings.handler_timeout, unknown=settings.unknown
         )
-    else:
-        database = of_context.pooler or of_context.handler_database
-        transactions = HandlerTransactions(
-            database,
-            limit=settings.handler_timeout,
-            application_name=f"jetrelay-handler-{context}",
-            budget=application.budgets.of(database),
-            pooler=of_context.pooler is not None,
-        )
-        handler = PythonEventHandler(
-            load(settings.python_module), transactions, timeout=settings.handler_timeout, unknown=settings.unknown
-        )
+    handler = HttpEventHandler(
+        settings.handler,
+        timeout=settings.handler_timeout,
+        connect_timeout=settings.connect_timeout,
+        access=http_access(settings, f"contexts.{context}.subscriptions.{name}"),
+    )
     application.on_stop.append(handler.close)
     return handler
 

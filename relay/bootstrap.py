@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 from dramatiq.middleware import Middleware
@@ -29,6 +30,7 @@ from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
+from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
@@ -196,6 +198,23 @@ class Application:
             auditor=NatsStreamAuditor(self.nats),
             inbox=PostgresLedger(self.context(context).pool),
         )
+
+    def transactions(self, context: str, purpose: str, limit: timedelta) -> HandlerTransactions:
+        """The transactions of functions on a context's database. They are closed when the process stops.
+
+        ``purpose``: what PostgreSQL shows as the name of their sessions. Raises UnknownContext.
+        """
+        settings = self.context(context).settings
+        database = settings.pooler or settings.handler_database
+        transactions = HandlerTransactions(
+            database,
+            limit=limit,
+            application_name=f"jetrelay-{purpose}-{context}",
+            budget=self.budgets.of(database),
+            pooler=settings.pooler is not None,
+        )
+        self.on_stop.append(transactions.close)
+        return transactions
 
     def archive(self, context: str) -> ArchiveRows | None:
         """The archive of a context; None if it is off. Raises UnknownContext."""

@@ -110,17 +110,7 @@ def _tasks(context: str) -> PostgresTasks:
 @cache
 def _transactions(context: str) -> HandlerTransactions:
     # A default only: each task's own limit comes with its settlement.
-    settings = application.context(context).settings
-    database = settings.pooler or settings.handler_database
-    transactions = HandlerTransactions(
-        database,
-        limit=timedelta(minutes=1),
-        application_name=f"jetrelay-tasks-{context}",
-        budget=application.budgets.of(database),
-        pooler=settings.pooler is not None,
-    )
-    application.on_stop.append(transactions.close)
-    return transactions
+    return application.transactions(context, "tasks", limit=timedelta(minutes=1))
 
 
 @cache

@@ -203,7 +203,7 @@ class Handling:
 
     async def close(self) -> None:
         for handler in self._made:
-            await handler.close()
+            await handler.transactions.close()
 
     async def received(self, payload: Any = None, *, version: int = 1, **fields: Any) -> UUID:
         """Put a message into the inbox; returns its id."""
