@@ -21,15 +21,11 @@ from jetrelay_pytest.calls import (
     call_each_async,
 )
 from jetrelay_pytest.expectations import check_columns, expect, holds, plain
-from relay.adapters.postgres.transactions import Settlement
-from relay.bus import RequestContext
-from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, shown
 from relay.domain.tasks import BackgroundTask
 from relay.domain.traceparent import TRACEPARENT
 from relay.execution.calls import PreparedCall
-from relay.execution.signatures import Inject
-from tasks import TaskContext
-from tasks.registry import TaskHandler, TaskRegistry, registry
+from tasks.registry import TaskRegistry, registry
+from tasks.task_rows import prepared
 
 Task = str | Callable[..., Any]
 
@@ -171,8 +167,13 @@ class TasksInMemory:
             calls += 1
             if calls > self.max_calls:
                 raise AssertionError(f"{self.max_calls} calls, and {row.type} comes again: do they end?")
-            self._attempts[row.id] = self._attempts.get(row.id, 0) + 1
-            yield _prepared(row, handler, self._attempts[row.id], transactions)
+            self._attempts[row.id] = attempt = self._attempts.get(row.id, 0) + 1
+            argument = handler.adapter.validate_json(row.payload)
+            test_transactions: Any = transactions
+            trace = row.metadata.get(TRACEPARENT)
+            yield prepared(
+                row, handler, argument, test_transactions, token=uuid4(), attempt=attempt, traceparent=trace
+            )
             self._done.add(row.id)
 
 
@@ -183,27 +184,3 @@ def _fits(value: Any, expected: Any, *, whole: bool) -> bool:
 def _is_due(row: BackgroundTask) -> bool:
     later = row.available_at is not None and row.available_at > datetime.now(UTC)
     return not later and not (row.delay or timedelta())
-
-
-def _prepared(row: BackgroundTask, handler: TaskHandler, attempt: int, transactions: Transactions) -> PreparedCall:
-    context = TaskContext(
-        task_id=row.id,
-        task_type=row.type,
-        correlation_id=shown(row.correlation_id or row.id, row.originals, CORRELATION_ID),
-        causation_id=shown(row.causation_id, row.originals, CAUSATION_ID),
-        attempt=attempt,
-        metadata=row.metadata,
-    )
-    around = RequestContext(
-        correlation_id=context.correlation_id, causation_id=row.id, traceparent=row.metadata.get(TRACEPARENT)
-    )
-    test_transactions: Any = transactions
-    return PreparedCall(
-        row.id,
-        handler.function,
-        handler.adapter.validate_json(row.payload),
-        {Inject.CONTEXT: context},
-        around,
-        Settlement("tasks/settle", {"id": row.id, "token": uuid4()}),
-        test_transactions,
-    )

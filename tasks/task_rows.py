@@ -32,7 +32,7 @@ from relay.domain.facts import (
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide, unanswered
-from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
+from relay.domain.tasks import BackgroundTask, ClaimedTask, PutOff, TaskRef
 from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, PreparedCall, answered
 from relay.execution.rows import Decided, Terms, Unclaimed
@@ -121,30 +121,9 @@ class TaskRows:
         except ValidationError as error:
             reason = f"does not fit its handler: {validation(error, 'payload')}"
             return Decided(DeadLetter(reason, DeadLetterClass.DETERMINISTIC))
-        return self._prepared(claim, handler, argument)
-
-    def _prepared(self, claim: ClaimedTask, handler: TaskHandler, argument: Any) -> PreparedCall:
-        originals = claim.originals or NO_ORIGINALS
-        context = TaskContext(
-            task_id=claim.id,
-            task_type=claim.type,
-            correlation_id=shown(claim.correlation_id or claim.id, originals, CORRELATION_ID),
-            causation_id=shown(claim.causation_id, originals, CAUSATION_ID),
-            attempt=claim.attempts,
-            metadata=claim.metadata,
-        )
-        return PreparedCall(
-            claim.id,
-            handler.function,
-            argument,
-            {Inject.CONTEXT: context},
-            RequestContext(
-                correlation_id=context.correlation_id,
-                causation_id=claim.id,
-                traceparent=_span(claim),
-            ),
-            Settlement("tasks/settle", {"id": claim.id, "token": claim.token}, handler.time_limit),
-            self.transactions,
+        token, attempt, span = claim.token, claim.attempts, _span(claim)
+        return prepared(
+            claim, handler, argument, self.transactions, token=token, attempt=attempt, traceparent=span
         )
 
     async def ask(self, call: PreparedCall) -> HandlerResult:
@@ -244,6 +223,37 @@ class TaskRows:
             "attempts": claim.attempts,
             "trace_id": trace_id(claim.metadata.get(TRACEPARENT)),
         }
+
+
+def prepared(
+    task: ClaimedTask | BackgroundTask,
+    handler: TaskHandler,
+    argument: Any,
+    transactions: HandlerTransactions,
+    *,
+    token: UUID,
+    attempt: int,
+    traceparent: str | None,
+) -> PreparedCall:
+    """The call of a task's function. ``token``: of the claim that it settles."""
+    originals = task.originals or NO_ORIGINALS
+    context = TaskContext(
+        task_id=task.id,
+        task_type=task.type,
+        correlation_id=shown(task.correlation_id or task.id, originals, CORRELATION_ID),
+        causation_id=shown(task.causation_id, originals, CAUSATION_ID),
+        attempt=attempt,
+        metadata=task.metadata,
+    )
+    return PreparedCall(
+        task.id,
+        handler.function,
+        argument,
+        {Inject.CONTEXT: context},
+        RequestContext(correlation_id=context.correlation_id, causation_id=task.id, traceparent=traceparent),
+        Settlement("tasks/settle", {"id": task.id, "token": token}, handler.time_limit),
+        transactions,
+    )
 
 
 def _span(claim: ClaimedTask) -> str | None:
