@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -18,7 +20,7 @@ from relay.execution.calls import PreparedCall
 from relay.execution.signatures import Inject
 
 #: With more calls than this in one `drain`, we assume that events or tasks cause each other without end.
-MAX_CALLS: Final = 1_000
+_MAX_CALLS: Final = 1_000
 
 #: Makes the session of one call: a sessionmaker, or ``Session``, which has no database.
 Sessions = Callable[[], Any]
@@ -61,6 +63,39 @@ class Transactions:
         """Begin the transaction of a coroutine; it commits when the block ends."""
         async with self.async_sessions() as session, session.begin():
             yield _TestTransaction(session)
+
+
+class InMemory:
+    """What `OutboxInMemory` and `TasksInMemory` have in common: each row is due until its call has succeeded."""
+
+    def __init__(self) -> None:
+        #: With more calls than this in one `drain`, we assume that they cause each other without end.
+        self.max_calls = _MAX_CALLS
+        self._attempts = Counter[UUID]()
+        #: The rows that are done, each for whoever did it.
+        self._done: set[tuple[str, UUID]] = set()
+
+    def _each(
+        self, items: Iterable[Any], prepare: Callable[[Any, int], PreparedCall | None], reader: str = ""
+    ) -> Iterator[PreparedCall]:
+        """Yield the calls for rows; ``prepare`` gets a row and the number of its attempt, and may skip it.
+
+        A row is done when the next call is asked for.
+        """
+        calls = 0
+        for item in items:  # they grow meanwhile
+            row = item.row
+            if (reader, row.id) in self._done:
+                continue
+            self._attempts[row.id] += 1
+            prepared = prepare(row, self._attempts[row.id])
+            if prepared is None:
+                continue
+            calls += 1
+            if calls > self.max_calls:
+                raise AssertionError(f"{self.max_calls} calls, and {item} comes again: do they end?")
+            yield prepared
+            self._done.add((reader, row.id))
 
 
 def call(prepared: PreparedCall) -> None:

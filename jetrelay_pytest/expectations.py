@@ -34,16 +34,14 @@ def check_columns(row: type, columns: Iterable[str]) -> None:
             raise TypeError(f"{name!r} is no column; known: {', '.join(names)}")
 
 
-def expect(
-    what: str, items: Sequence[Item], times: int | None, fits: Callable[[Item], bool], shown: Callable[[Item], str]
-) -> list[Item]:
+def expect(what: str, items: Sequence[Item], times: int | None, fits: Callable[[Item], bool]) -> list[Item]:
     """Return the items that fit. Raises AssertionError unless they are ``times``, or any if it is None."""
     __tracebackhide__ = True
     fitting = [item for item in items if fits(item)]
     if len(fitting) == times or (times is None and fitting):
         return fitting
     expected = "at least once" if times is None else f"{times} times" if times != 1 else "once"
-    lines = [f"  {shown(item)}" for item in items[:_SHOWN]] or ["  nothing"]
+    lines = [f"  {item}" for item in items[:_SHOWN]] or ["  nothing"]
     if len(items) > _SHOWN:
         lines.append(f"  … and {len(items) - _SHOWN} more")
     raise AssertionError(

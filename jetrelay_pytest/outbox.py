@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,7 +18,7 @@ from sqlalchemy.orm import Session
 from consumer.functions import PythonEventHandler, Unknown
 from consumer.handlers import HandlerRegistry, Poison, load
 from jetrelay_pytest.calls import (
-    MAX_CALLS,
+    InMemory,
     Sessions,
     Transactions,
     call,
@@ -63,20 +64,16 @@ class PublishedEvent:
         return f"{self.row.event_type} v{self.row.event_version} {self.row.payload}"
 
 
-class OutboxInMemory:
+class OutboxInMemory(InMemory):
     """The events that transactions have committed, in their order. Tests may read ``events``.
 
     Events that were rolled back are not here. ``context``: the producer's name, for the subject that handlers see.
     """
 
     def __init__(self, context: str = "test") -> None:
+        super().__init__()
         self.context = context
         self.events: list[PublishedEvent] = []
-        #: With more calls than this in one `drain`, we assume that they cause each other without end.
-        self.max_calls = MAX_CALLS
-        self._attempts: dict[UUID, int] = {}
-        #: The events that the functions of a module have done. Each event is for other modules, too.
-        self._done: set[tuple[str, UUID]] = set()
 
     def add(self, row: OutboxEvent) -> None:
         """Keep an event that was committed."""
@@ -119,7 +116,7 @@ class OutboxInMemory:
     def assert_nothing_published(self) -> None:
         """Check that no event was committed at all."""
         __tracebackhide__ = True
-        expect("any event", self.events, 0, lambda _: True, str)
+        expect("any event", self.events, 0, lambda _: True)
 
     def _expect(
         self, event: Any, payload: Mapping[str, Any] | None, times: int | None, columns: Mapping[str, Any]
@@ -139,7 +136,7 @@ class OutboxInMemory:
             )
 
         expected = [kind, *(f"{it}" for it in (whole, part, {**columns}) if it)]
-        return expect(" ".join(expected), self.events, times, fits, str)
+        return expect(" ".join(expected), self.events, times, fits)
 
     # --- what handlers do with it ---
 
@@ -204,33 +201,21 @@ class OutboxInMemory:
         self, handlers: str | ModuleType | HandlerRegistry, event: Event | BaseModel, transactions: Transactions
     ) -> PreparedCall:
         row = _committed(self.context, event)
-        prepared = self._prepared(_handler(handlers, transactions, "dead-letter"), row)
+        prepared = self._prepared(_handler(handlers, transactions, "dead-letter"), row, 1)
         assert prepared is not None  # without a function it is poison
         return prepared
 
     def _due(
         self, handlers: str | ModuleType | HandlerRegistry, transactions: Transactions, *, delayed: bool
     ) -> Iterator[PreparedCall]:
-        """Yield the calls of events that are due. An event is done when the next call is asked for."""
+        """Yield the calls of events that are due. Each event is for the functions of other modules, too."""
         handler = _handler(handlers, transactions, "skip")
-        reader, calls = handler.registry.name, 0
-        for event in self.events:  # it grows meanwhile
-            row = event.row
-            if (reader, row.id) in self._done or not (delayed or _is_due(row)):
-                continue
-            prepared = self._prepared(handler, row)
-            if prepared is None:
-                continue
-            calls += 1
-            if calls > self.max_calls:
-                raise AssertionError(f"{self.max_calls} calls, and {row.event_type} comes again: do they end?")
-            yield prepared
-            self._done.add((reader, row.id))
+        due = (it for it in self.events if delayed or _is_due(it.row))
+        return self._each(due, partial(self._prepared, handler), handler.registry.name)
 
-    def _prepared(self, handler: PythonEventHandler, row: OutboxEvent) -> PreparedCall | None:
+    def _prepared(self, handler: PythonEventHandler, row: OutboxEvent, attempt: int) -> PreparedCall | None:
         """Return the call for an event, or None. Raises Poison, and what an upcaster raises."""
-        self._attempts[row.id] = self._attempts.get(row.id, 0) + 1
-        prepared = handler.prepare(_request(row, self.context, self._attempts[row.id]))
+        prepared = handler.prepare(_request(row, self.context, attempt))
         if isinstance(prepared, HandlerResult):
             if prepared.verdict is Verdict.POISON:
                 raise Poison(prepared.detail)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from jetrelay_pytest.calls import (
-    MAX_CALLS,
+    InMemory,
     Sessions,
     Transactions,
     call_each,
@@ -50,18 +50,15 @@ class ScheduledTask:
         return f"{self.row.type} {self.row.payload}"
 
 
-class TasksInMemory:
+class TasksInMemory(InMemory):
     """The tasks that transactions have committed, in their order. Tests may read ``tasks``.
 
     Tasks that were rolled back are not here.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.tasks: list[ScheduledTask] = []
-        #: With more calls than this in one `drain`, we assume that they cause each other without end.
-        self.max_calls = MAX_CALLS
-        self._attempts: dict[UUID, int] = {}
-        self._done: set[UUID] = set()
 
     def add(self, row: BackgroundTask) -> None:
         """Keep a task that was committed."""
@@ -103,7 +100,7 @@ class TasksInMemory:
     def assert_nothing_scheduled(self) -> None:
         """Check that no task was committed at all."""
         __tracebackhide__ = True
-        expect("any task", self.tasks, 0, lambda _: True, str)
+        expect("any task", self.tasks, 0, lambda _: True)
 
     def _expect(
         self,
@@ -125,7 +122,7 @@ class TasksInMemory:
             )
 
         expected = [kind, *(f"{it}" for it in (wanted, {**columns}) if it)]
-        return expect(" ".join(expected), self.tasks, times, fits, str)
+        return expect(" ".join(expected), self.tasks, times, fits)
 
     # --- what it does ---
 
@@ -158,23 +155,18 @@ class TasksInMemory:
         return await call_each_async(self._due(transactions, within, delayed=delayed))
 
     def _due(self, transactions: Transactions, within: TaskRegistry, *, delayed: bool) -> Iterator[PreparedCall]:
-        """Yield the calls of tasks that are due. A task is done when the next call is asked for."""
-        calls = 0
-        for task in self.tasks:  # it grows meanwhile
-            row, handler = task.row, within.find(task.type)
-            if handler is None or row.id in self._done or not (delayed or _is_due(row)):
-                continue
-            calls += 1
-            if calls > self.max_calls:
-                raise AssertionError(f"{self.max_calls} calls, and {row.type} comes again: do they end?")
-            self._attempts[row.id] = attempt = self._attempts.get(row.id, 0) + 1
-            argument = handler.adapter.validate_json(row.payload)
-            test_transactions: Any = transactions
-            trace = row.metadata.get(TRACEPARENT)
-            yield prepared(
+        """Yield the calls of tasks that are due."""
+        test_transactions: Any = transactions
+
+        def call(row: BackgroundTask, attempt: int) -> PreparedCall | None:
+            if (handler := within.find(row.type)) is None:
+                return None
+            argument, trace = handler.adapter.validate_json(row.payload), row.metadata.get(TRACEPARENT)
+            return prepared(
                 row, handler, argument, test_transactions, token=uuid4(), attempt=attempt, traceparent=trace
             )
-            self._done.add(row.id)
+
+        return self._each((it for it in self.tasks if delayed or _is_due(it.row)), call)
 
 
 def _fits(value: Any, expected: Any, *, whole: bool) -> bool:
