@@ -24,12 +24,13 @@ from relay.cli.operating import (
     visiting_contexts,
 )
 from relay.cli.progress import bar
-from relay.cli.tables import View, print_rows, print_table
-from relay.cli.tables import columns as columns_of
+from relay.cli.rows import view_of
+from relay.cli.tables import print_rows, print_table
 from relay.commands.archive import ArchiveReport, ArchiveRows, FileCheck
 from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator
+from relay.ops.kinds import ARCHIVED
 from relay.ops.requests import ListBatches
 from relay.settings import ContextSettings, load_settings
 
@@ -37,9 +38,8 @@ Answer = TypeVar("Answer")
 
 app = typer.Typer(help="Cold storage: move rows there, list, verify, restore, replay, delete.")
 
-_COLUMNS: Final = ("context", "kind", "number", "rows", "size", "first_at", "last_at", "file")
 _SET_IT: Final = "[contexts.{}.archive] after = …, directory = …"
-_VIEW: Final = View(columns=columns_of(*_COLUMNS), lead=3)
+_VIEW: Final = view_of(ARCHIVED, lead=3)
 
 
 @app.callback(invoke_without_command=True)
@@ -115,18 +115,17 @@ def _print_counts(reports: list[ArchiveReport]) -> None:
             print(f"{report.context}: {manifest.file}, {manifest.rows} rows, would be deleted")
 
 
-app.command()(restore)
-app.command()(replay)
+for _action, _command in (("restore", restore), ("replay", replay)):
+    app.command(_action, help=ARCHIVED.action(_action).about)(_command)
 
 
-@app.command("list")
-def list_(
+@app.command("list", help=f"{ARCHIVED.listing} Status 1 if a database does not answer.")
+def _list(
     context: ContextOption = None,
     as_json: JsonOption = False,
     columns: ColumnsOption = None,
     wide: WideOption = False,
 ) -> None:
-    """List the batches in the archive. Status 1 if a database does not answer."""
     view = _VIEW.choose(columns)
     with visiting_contexts(context, _batches) as answers:
         rows = [_row(manifest) for found in answers.values() for manifest in found]
@@ -150,7 +149,7 @@ def _print_unread(answers: Answers[Any]) -> None:
 
 
 def _row(manifest: Manifest) -> dict[str, Any]:
-    return {name: getattr(manifest, name) for name in _COLUMNS}
+    return {name: getattr(manifest, name) for name in ("context", *(it.name for it in ARCHIVED.columns))}
 
 
 @app.command()

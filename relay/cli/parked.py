@@ -26,16 +26,18 @@ from relay.cli.operating import (
     visiting_contexts,
     with_options,
 )
-from relay.cli.tables import View, print_rows
-from relay.cli.tables import columns as named
+from relay.cli.rows import view_of
+from relay.cli.tables import print_rows
 from relay.domain.disclosure import stack_of
 from relay.domain.errors import TooMany
+from relay.ops.kinds import PARKED
 from relay.ops.requests import ListParked, ReleaseKeys
 from relay.settings import ContextSettings
 
 app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)
 
-_VIEW: Final = View(columns=named("context", "subscription", "key", "head", "waiting", "since", "reason"), lead=4)
+_ACTION: Final = PARKED.action("release")
+_VIEW: Final = view_of(PARKED, lead=4)
 _RELEASE: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="Keys, by the names of `list`.")], None),
     "everything": (Annotated[bool, typer.Option("--all", help="Every parked key of the context.")], False),
@@ -44,14 +46,13 @@ _RELEASE: Final[Options] = {
 }
 
 
-@app.command("list")
-def list_(
+@app.command("list", help=f"{PARKED.listing} Status 1 if a database does not answer.")
+def _list(
     context: ContextOption = None,
     as_json: JsonOption = False,
     columns: ColumnsOption = None,
     wide: WideOption = False,
 ) -> None:
-    """List parked keys, the longest parked first. Status 1 if a database does not answer."""
     view = _VIEW.choose(columns)
     with visiting_contexts(context, _listed) as found:
         rows = [
@@ -74,10 +75,9 @@ def _listed(found: ContextSettings) -> Sequence[Row]:
     return asyncio.run(asked(found, ListParked(context=found.name)))
 
 
-@app.command()
+@app.command(_ACTION.name, help=_ACTION.about)
 @with_options(_RELEASE)
-def release(*, options: dict[str, Any]) -> None:
-    """Let keys go on in order: first the dead message, with new attempts, then the messages behind it."""
+def _release(*, options: dict[str, Any]) -> None:
     chosen(options, ["everything"])
     found = one_context(options["context"], lambda found: bool(found.subscriptions))
     by = operator(options["actor"], options["note"])
@@ -85,7 +85,7 @@ def release(*, options: dict[str, Any]) -> None:
     count = len(keys) if keys else len(_listed(found))
     if count > options["limit"]:
         raise TooMany(f"{count} keys and the limit is {options['limit']}", hint="name keys or raise --limit")
-    confirm(f"{count} keys of {found.name} will be released. Go on?", count, yes=options["yes"])
+    confirm(f"{count} keys of {found.name} will be {_ACTION.past}. Go on?", count, yes=options["yes"])
     command = ReleaseKeys(context=found.name, keys=keys, subscription=subscription, by=by)
     outcome = asyncio.run(done(found, command))
-    report(found.name, "released", outcome, as_json=options["as_json"])
+    report(found.name, _ACTION.past, outcome, as_json=options["as_json"])

@@ -24,9 +24,11 @@ from relay.cli.operating import (
     report,
     with_options,
 )
+from relay.cli.rows import view_of
 from relay.cli.tables import View, columns, print_rows
 from relay.domain.queues import JobPage, JobState, QueueView
 from relay.ops.handlers import RowHandlers
+from relay.ops.kinds import DEAD_JOBS, Action
 from relay.ops.queues import (
     DeleteJobs,
     ListJobs,
@@ -40,7 +42,8 @@ from relay.settings import load_settings
 app = typer.Typer(help="Queues in Redis: list, dead and delayed jobs, requeue, delete.", no_args_is_help=True)
 
 _QUEUES: Final = View(columns=columns("queue", "waiting", "delayed", "in_flight", "dead"), lead=4)
-_JOBS: Final = View(columns=columns("id", "at", "actor", "share", "created_at", "args"), lead=3)
+_JOBS: Final = view_of(DEAD_JOBS, lead=3, of_context=False)
+_REQUEUE, _DELETE = DEAD_JOBS.action("requeue"), DEAD_JOBS.action("delete")
 _ACTING: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="Dead jobs, by the ids of `jobs`.")], None),
     "everything": (Annotated[bool, typer.Option("--all", help="Every dead job of the queue.")], False),
@@ -67,8 +70,8 @@ def _row(queue: QueueView) -> dict[str, Any]:
     return {"queue": fields.pop("name"), **fields}
 
 
-@app.command()
-def jobs(
+@app.command("jobs", help=DEAD_JOBS.listing)
+def _jobs(
     queue: QueueArgument,
     *,
     state: Annotated[JobState, typer.Option("--state", help="Dead or delayed jobs.")] = JobState.DEAD,
@@ -80,7 +83,6 @@ def jobs(
     as_json: JsonOption = False,
     wide: WideOption = False,
 ) -> None:
-    """List jobs of a queue: dead jobs, the last that died first, or delayed jobs."""
     settings = load_settings()
 
     async def ask() -> JobPage:
@@ -89,37 +91,36 @@ def jobs(
 
     page = asyncio.run(ask())
     rows = [asdict(job) | {"args": list(job.args or ()) if args else None} for job in page.items]
+    shown = _JOBS if args else _JOBS.choose(",".join(it for it in DEAD_JOBS.table if it != "args"))
     if as_json:
         print_json(rows)
     elif rows:
-        print_rows(_JOBS if args else _JOBS.choose("id,at,actor,share,created_at"), rows, wide=wide)
+        print_rows(shown, rows, wide=wide)
     else:
         print(f"No {state.value} jobs in {queue}.")
     if page.next is not None and not as_json:
         print(f"{len(rows)} of {page.total}; more: --after {page.next}")
 
 
-@app.command()
+@app.command(_REQUEUE.name, help=_REQUEUE.about)
 @with_options(_ACTING)
-def requeue(*, queue: QueueArgument, options: dict[str, Any]) -> None:
-    """Run dead jobs again, with new attempts."""
-    _act("requeued", RequeueJobs, queue, options)
+def _requeue(*, queue: QueueArgument, options: dict[str, Any]) -> None:
+    _act(_REQUEUE, RequeueJobs, queue, options)
 
 
-@app.command()
+@app.command(_DELETE.name, help=_DELETE.about)
 @with_options(_ACTING)
-def delete(*, queue: QueueArgument, options: dict[str, Any]) -> None:
-    """Remove dead jobs. Their rows stay as they are."""
-    _act("deleted", DeleteJobs, queue, options)
+def _delete(*, queue: QueueArgument, options: dict[str, Any]) -> None:
+    _act(_DELETE, DeleteJobs, queue, options)
 
 
-def _act(word: str, action: type[RequeueJobs | DeleteJobs], queue: str, options: dict[str, Any]) -> None:
+def _act(action: Action, do: type[RequeueJobs | DeleteJobs], queue: str, options: dict[str, Any]) -> None:
     chosen(options, ["everything"])
     settings, ids = load_settings(), options["ids"] or None
     count = 2 if ids is None else len(ids)
     which = "All dead" if ids is None else str(count)
-    confirm(f"{which} jobs of {queue} will be {word}. Go on?", count, yes=options["yes"])
+    confirm(f"{which} jobs of {queue} will be {action.past}. Go on?", count, yes=options["yes"])
     by = operator(options["actor"], options["note"])
     bus = carry_out_for_queues(CommandBus(), settings, connecting)
-    command = action(queue=queue, ids=ids, limit=options["limit"], by=by)
-    report(queue, word, asyncio.run(bus.dispatch_async(command)).unwrap(), as_json=options["as_json"])
+    command = do(queue=queue, ids=ids, limit=options["limit"], by=by)
+    report(queue, action.past, asyncio.run(bus.dispatch_async(command)).unwrap(), as_json=options["as_json"])

@@ -44,7 +44,7 @@ from relay.domain.errors import RelayError
 from relay.domain.incidents import show_original
 from relay.domain.operators import Outcome
 from relay.domain.reasons import CODES, FAMILIES
-from relay.ops.kinds import Action, Filter, Kind
+from relay.ops.kinds import Action, Filter, Kind, Listing
 from relay.ops.kinds.model import either
 from relay.ops.requests import ActOnRows, FindRows, GetRow
 from relay.settings import ContextSettings, load_settings
@@ -73,6 +73,12 @@ def group_of(kind: Kind, more: Options | None = None, after: MakeAfter = lambda 
     return app
 
 
+def view_of(kind: Listing, *, lead: int, of_context: bool = True) -> View:
+    """Return the table of a kind. ``of_context``: its first column is the context of a row."""
+    headings = {(kind.column(it).typed or it).replace("_", " "): it for it in kind.table}
+    return View(columns={"context": "context", **headings} if of_context else headings, lead=lead)
+
+
 # --- options ---
 
 
@@ -87,7 +93,7 @@ def parameter_of(it: Filter) -> str:
     return f"{word}_" if iskeyword(word) else word
 
 
-def filter_options(kind: Kind) -> Options:
+def filter_options(kind: Listing) -> Options:
     """Return the options of a kind's filters."""
     options: Options = {}
     for it in kind.filters:
@@ -98,6 +104,22 @@ def filter_options(kind: Kind) -> Options:
         values: Any = str | None if it.choices is None else list[it.choices]  # type: ignore[name-defined]
         options[parameter_of(it)] = (Annotated[values, option], None if it.choices is None else ())
     return options
+
+
+def filter_values(kind: Listing, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the value of each filter, by its name, from the options. Raises InvalidRequest."""
+    values: dict[str, Any] = {}
+    for it in kind.filters:
+        value = options.get(parameter_of(it))
+        if it.form == "time":
+            value = as_time(value, option_of(it))
+        elif it.form == "id" and value is not None:
+            value = str(as_id(value, option_of(it)))
+        values[it.name] = value
+        if it.rest_of:
+            first, _, rest = (values[it.rest_of] or "").partition(":")
+            values |= {it.rest_of: first or None, it.name: rest or None}
+    return values
 
 
 def _complete(incomplete: str) -> Iterator[tuple[str, str]]:
@@ -125,25 +147,12 @@ class RowCommands:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.filters = filter_options(kind)
-        lead, *rest = ("context", *kind.table)
-        headings = {name: (kind.column(name).typed or name).replace("_", " ") for name in rest}
-        self.view = View(columns={lead: lead, **{headings[it]: it for it in rest}}, lead=3)
+        self.view = view_of(kind, lead=3)
         self.more = [it.name for it in kind.columns if it.name not in kind.table]
 
     def wanted(self, options: dict[str, Any], states: Sequence[str]) -> Any:
         """Return the filter that the options say, of rows in these states. Raises InvalidRequest."""
-        values: dict[str, Any] = {}
-        for it in self.kind.filters:
-            value = options.get(parameter_of(it))
-            if it.form == "time":
-                value = as_time(value, option_of(it))
-            elif it.form == "id" and value is not None:
-                value = str(as_id(value, option_of(it)))
-            values[it.name] = value
-            if it.rest_of:
-                first, _, rest = (values[it.rest_of] or "").partition(":")
-                values |= {it.rest_of: first or None, it.name: rest or None}
-        return self.kind.wanted(values, states)
+        return self.kind.wanted(filter_values(self.kind, options), states)
 
     def list(self, options: dict[str, Any], states: Sequence[str]) -> None:
         """Print what each context's database finds. Status 1 if one does not answer."""

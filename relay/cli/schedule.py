@@ -24,30 +24,28 @@ from relay.cli.operating import (
     print_json,
     visiting_contexts,
 )
+from relay.cli.rows import view_of
 from relay.cli.tables import View, print_rows
-from relay.cli.tables import columns as named
 from relay.domain.disclosure import stack_of
 from relay.domain.operators import Operator
 from relay.domain.schedule import JobView, RunState, Schedule
+from relay.ops.kinds import JOBS
 from relay.ops.requests import PauseJob, ReadSchedule, ResumeJob, RunJob
 
 app = typer.Typer(help="Scheduled jobs: list, run, pause, resume.", no_args_is_help=True)
 
 _LOOK_INTERVAL_S: Final = 0.2
 _OPEN: Final = frozenset({RunState.WAITING, RunState.STARTED})
-_VIEW: Final = View(
-    columns=named("context", "job", "outcome", "last_run", "next_run", "schedule", "error"), lead=3
-)
+_VIEW: Final = view_of(JOBS, lead=3)
 
 
-@app.command("list")
-def list_(
+@app.command("list", help=f"{JOBS.listing} Status 1 if a database does not answer.")
+def _list(
     context: ContextOption = None,
     as_json: JsonOption = False,
     columns: ColumnsOption = None,
     wide: WideOption = False,
 ) -> None:
-    """List what is scheduled, with the last run and the next. Status 1 if a database does not answer."""
     view = _VIEW.choose(columns)
     with visiting_contexts(
         context, lambda found: asyncio.run(asked(found, ReadSchedule(context=found.name)))
@@ -72,11 +70,9 @@ def _print(found: dict[str, Schedule], view: View, *, wide: bool) -> None:
 def _row(job: JobView) -> dict[str, object]:
     outcome = job.outcome or ("" if job.last_run_at is None else "failed" if job.error else "ok")
     return {
-        "job": job.name,
+        **asdict(job),
         "outcome": outcome if job.paused_at is None else f"paused; {outcome or 'never ran'}",
-        "last_run": job.last_run_at or "never",
-        "next_run": job.next_run_at,
-        "schedule": job.schedule,
+        "last_run_at": job.last_run_at or "never",
         "error": stack_of(job.error or "")[0],
     }
 
@@ -86,30 +82,25 @@ Note = Annotated[str | None, typer.Option("--note", help="The reason; it is kept
 Actor = Annotated[str | None, typer.Option("--actor", help="Who acts; the user of this shell if not given.")]
 
 
-@app.command()
-def pause(
+@app.command("pause", help=JOBS.action("pause").about)
+def _pause(
     name: Name,
     note: Note = None,
     actor: Actor = None,
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pause a cron job: it begins no run until `resume`. A run that is open goes on; `run` still works."""
     _switch(PauseJob, name, operator(actor, note), context, as_json=as_json)
 
 
-@app.command()
-def resume(
+@app.command("resume", help=JOBS.action("resume").about)
+def _resume(
     name: Name,
     note: Note = None,
     actor: Actor = None,
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a cron job go on.
-
-    One run makes up for missed ones, unless the last is longer ago than the job's grace.
-    """
     _switch(ResumeJob, name, operator(actor, note), context, as_json=as_json)
 
 
@@ -125,8 +116,8 @@ def _switch(
         print(f"{chosen.name}: {name} {'is paused' if paused else 'goes on'}")
 
 
-@app.command()
-def run(
+@app.command("run", help=f"{JOBS.action('run').about} Status 1 if it failed, or has not ended in time.")
+def _run(
     name: Name,
     *,
     wait: Annotated[float, typer.Option(min=0, help="How many seconds to wait for the end of the run.")] = 30.0,
@@ -135,7 +126,6 @@ def run(
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a job now, outside its schedule. Status 1 if it failed, or has not ended in time."""
     chosen = one_context(context, lambda _: True)
     by = operator(actor, note)
     requested_at = asyncio.run(done(chosen, RunJob(context=chosen.name, name=name, by=by)))

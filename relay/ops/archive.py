@@ -6,11 +6,12 @@ The command line waits as long as it takes. Over HTTP each has a limit, and says
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from uuid import UUID
 
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.pool import Source
@@ -20,7 +21,9 @@ from relay.commands.archive import FileCheck, verify
 from relay.commands.coldrows import ColdRows, Progress, archived_subject
 from relay.domain.archive import ArchiveKind, ArchiveOff, Manifest, RowFilter
 from relay.domain.errors import InvalidRequest, TooMany, of_context
+from relay.domain.identity import Identity, check_id
 from relay.domain.operators import Operator
+from relay.domain.topology import is_pattern
 from relay.ports import ColdStore
 from relay.settings import ContextSettings, Settings
 from relay.settings.values import format_duration
@@ -85,6 +88,31 @@ class ReplayArchived(Command[int]):
     wanted: RowFilter
     limit: int | None
     by: Operator
+
+
+def row_filter(kind: ArchiveKind, ids: Iterable[str], values: Mapping[str, Any], field: str = "{}") -> RowFilter:
+    """The filter of archived rows. ``values``: of the filters of `ARCHIVED`. ``field``: how an error names one.
+
+    Raises InvalidRequest and InvalidKey.
+    """
+    subject, correlation = values["subject"], values["correlation_id"]
+    if subject is not None and (kind is ArchiveKind.TASKS or not is_pattern(subject)):
+        raise InvalidRequest(
+            "is not a pattern of subjects, or tasks have no subject", field=field.format("subject")
+        )
+    return RowFilter(
+        ids=frozenset(_uuid(it, "ids") for it in ids),
+        subject=subject,
+        type=values["type"],
+        key=values["key"],
+        correlation=None if correlation is None else _uuid(correlation, field.format("correlation_id")),
+        since=values["since"],
+        until=values["until"],
+    )
+
+
+def _uuid(text: str, field: str) -> UUID:
+    return Identity.of(str(check_id(text, field).value)).uuid
 
 
 def forgetful(settings: Settings, producer: str) -> Sequence[str]:

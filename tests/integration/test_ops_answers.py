@@ -11,11 +11,13 @@ import jsonschema_rs
 import pytest
 
 from relay.devstack import NatsServer, ValkeyServer
-from relay.ops.kinds import KINDS
+from relay.ops.kinds import ARCHIVED, DEAD_JOBS, JOBS, KINDS, PARKED
 from tests.integration.ops_api import Api, serving
 from tests.integration.ops_rows import real_rows
 from tests.unit.ops_support import TOKENS
 
+#: The kinds with pages of their own, by the end of the path of their list.
+SPECIAL = {"parked": PARKED, "schedule": JOBS, "archive": ARCHIVED, "jobs": DEAD_JOBS}
 pytestmark = pytest.mark.anyio
 
 
@@ -79,5 +81,9 @@ async def test_each_answer_about_real_rows_is_what_its_route_declares(
                 # The columns of the statement are those of the description, from which each face is made.
                 described = {it.name for it in kind.columns}
                 assert {*body["items"][0]} - {"stack", "row_id", "cursor"} == described, path
+            if special := SPECIAL.get(path.rpartition("/")[2]):
+                listed = body if isinstance(body, list) else body.get("items") or body["jobs"]
+                # Arguments of jobs are only there if they are asked for.
+                assert {it.name for it in special.columns} - {"args"} <= {*listed[0]}, path
     assert wrong == {}
     assert empty == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from typer.main import get_command
 
 from relay.cli import create_app as command_line
 from relay.cli.rows import RowCommands, option_of
+from relay.domain.queues import JobState
 from relay.ops.console.render import _environment
-from relay.ops.kinds import KINDS, Kind
+from relay.ops.kinds import ARCHIVED, DEAD_JOBS, KINDS, OTHERS, Kind, Listing
 from tests.unit.test_ops_access import app_of, routes
 
 _CONTEXT = "/api/v1/contexts/{context}/"
@@ -84,16 +86,17 @@ def named(*parts: str) -> dict[str, Any]:
     return {(max(it.opts, key=len)).lstrip("-"): it for it in command.params} | {"": command}
 
 
-def row_of(kind: Kind) -> dict[str, Any]:
+def row_of(kind: Listing) -> dict[str, Any]:
     """A row whose every field has a value that is seen nowhere else."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
     row: dict[str, Any] = {it.name: f"value-of-{it.name}" for it in kind.columns}
     row |= {it.name: 1_000 + n for n, it in enumerate(kind.columns) if it.show == "number"}
+    row |= {it.name: 4_000 for it in kind.columns if it.show == "size"}
     row |= {it.name: at + timedelta(days=n) for n, it in enumerate(kind.columns) if it.show == "time"}
-    return row | {"stack": [], "history": [], "cursor": "c", "seq": 7, kind.order: 7}
+    return row | {"stack": [], "history": [], "cursor": "c", "seq": 7, getattr(kind, "order", "seq"): 7}
 
 
-def page_of(kind: Kind, template: str | list[str], **values: Any) -> str:
+def page_of(kind: Listing, template: str | list[str], **values: Any) -> str:
     """A page as the console makes it, for somebody who may do all."""
     url = SimpleNamespace(path="/", query="")
     user = SimpleNamespace(operate=True, payloads=True, name="me")
@@ -181,3 +184,57 @@ def test_each_action_of_a_kind_is_in_all_faces_with_its_arguments(kind: Kind) ->
             assert f'name="{it.name}"' in form
         assert ("all" in typed) is not action.narrowed
         assert {*action.states} <= {*action.fits} <= {*kind.states}
+
+
+# --- the kinds with pages of their own ---
+
+
+def special_page(kind: Listing, row: dict[str, Any]) -> str:
+    """The page of the console that lists a kind, with one row."""
+    asked = SimpleNamespace(queue="q", state=JobState.DEAD, args=True)
+    job = row | {"name": "a-job", "args": row.get("args") and [row["args"]]}
+    one = SimpleNamespace(items=[job], total=1, next=None, jobs=[job, {**job, "paused_at": None}], leader="me")
+    more = {"rows": [row], "batches": [row], "most": 9, "on": True, "found": one, "may": True, "asked": asked}
+    template = {"queues": "jobs.html"}.get(kind.path, f"{kind.path}.html")
+    return page_of(kind, template, pausable={"a-job"}, **more)
+
+
+@pytest.mark.parametrize("kind", OTHERS.values(), ids=OTHERS)
+def test_each_column_of_a_special_kind_is_on_the_command_line_and_in_the_console(kind: Listing) -> None:
+    module = import_module(f"relay.cli.{kind.command}")
+    view = module._JOBS if kind is DEAD_JOBS else module._VIEW
+    assert {*view.columns.values()} - {"context"} == {*kind.table}
+    # The last two only say more about the state of a job.
+    assert {it.name for it in kind.columns} - {*kind.table} <= {"requested_at", "paused_at"}
+    row = row_of(kind)
+    html = special_page(kind, row)
+    for it in kind.columns:
+        assert it.label in html or not it.on_page, it.name
+        assert it.name == "name" or it.show in ("number", "size") or seen(row[it.name], html), it.name
+
+
+@pytest.mark.parametrize("kind", OTHERS.values(), ids=OTHERS)
+def test_each_action_of_a_special_kind_is_in_all_faces(kind: Listing) -> None:
+    html = special_page(kind, row_of(kind))
+    listing = f"{kind.command} {'jobs' if kind is DEAD_JOBS else 'list'}"
+    assert operation("get", place(listing))["description"].startswith(kind.listing)
+    assert named(*listing.split())[""].help.startswith(kind.listing)
+    for action in kind.actions:
+        command = f"{kind.command} {action.name}"
+        assert named(*command.split())[""].help.startswith(action.about)
+        assert operation("post", place(command))["description"].startswith(action.about)
+        assert f"/{action.name}" in html
+        assert action.label in html
+
+
+def test_each_filter_of_archived_rows_is_in_all_faces() -> None:
+    for action in ARCHIVED.actions:
+        typed = named("archive", action.name)
+        narrowed = body_of(operation("post", f"{_CONTEXT}archive/{action.name}"))[1]
+        html = page_of(
+            ARCHIVED, "archive-ask.html", verb=action.name, action=action, wrong=None, nothing="", nouns={}
+        )
+        for it in ARCHIVED.filters:
+            assert option_of(it).lstrip("-") in typed
+            assert it.name in narrowed
+            assert f'name="{it.name}"' in html

@@ -14,6 +14,7 @@ from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import PROBLEMS, Asked, InContext, answered, outcome_of
 from relay.ops.api.models import Number, OutcomeOut, Text
+from relay.ops.kinds import JOBS, PARKED
 from relay.ops.requests import (
     ListParked,
     PauseJob,
@@ -66,45 +67,63 @@ class AuditAsked(BaseModel):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
 
 
-@router.get("/parked", response_model=list[dict[str, Any]])
-async def list_parked_keys(ops: Asked, _: Reading, context: InContext) -> Response:
-    """List the keys that ordered subscriptions have set aside, the longest parked first."""
+@router.get("/parked", response_model=list[dict[str, Any]], name="list_parked_keys", description=PARKED.listing)
+async def _list_parked_keys(ops: Asked, _: Reading, context: InContext) -> Response:
     return await answered(ops, ListParked(context=context))
 
 
-@router.post("/parked/release", response_model=OutcomeOut)
-async def release_keys(ops: Asked, caller: Operating, context: InContext, chosen: Keys) -> Response:
-    """Let keys go on in order: first the dead message, with new attempts, then the messages behind it."""
+@router.post(
+    "/parked/release", response_model=OutcomeOut, name="release_keys", description=PARKED.action("release").about
+)
+async def _release_keys(ops: Asked, caller: Operating, context: InContext, chosen: Keys) -> Response:
     by = Operator(caller.name, chosen.note)
     command = ReleaseKeys(context=context, keys=chosen.keys, subscription=chosen.subscription, by=by)
     return outcome_of("release", await ops.do(command))
 
 
-@router.get("/schedule", response_model=dict[str, Any])
-async def show_schedule(ops: Asked, _: Reading, context: InContext) -> Response:
-    """Say what is scheduled, when it ran last and runs next, and which scheduler leads."""
+@router.get(
+    "/schedule",
+    response_model=dict[str, Any],
+    name="show_schedule",
+    description=JOBS.listing,
+)
+async def _show_schedule(ops: Asked, _: Reading, context: InContext) -> Response:
     return json_response(asdict((await ops.queries.ask_async(ReadSchedule(context=context))).unwrap()))
 
 
-@router.post("/schedule/{name}/run", response_model=dict[str, Any], status_code=202)
-async def run_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
-    """Run a job now. The answer says when this was first requested; the schedule shows how it ended."""
+@router.post(
+    "/schedule/{name}/run",
+    response_model=dict[str, Any],
+    status_code=202,
+    name="run_job",
+    description=f"{JOBS.action('run').about} The answer says when this was first requested; "
+    "the schedule shows how it ended.",
+)
+async def _run_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
     command = RunJob(context=context, name=name, by=Operator(caller.name, why.note))
     result = await ops.do(command)
     return json_response({"name": name, "requested_at": result.unwrap()}, 202)
 
 
-@router.post("/schedule/{name}/pause", response_model=dict[str, Any])
-async def pause_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
-    """Pause a cron job: it begins no run until it is resumed. A run that is open goes on."""
+@router.post(
+    "/schedule/{name}/pause",
+    response_model=dict[str, Any],
+    name="pause_job",
+    description=JOBS.action("pause").about,
+)
+async def _pause_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
     by = Operator(caller.name, why.note)
     (await ops.do(PauseJob(context=context, name=name, by=by))).unwrap()
     return json_response({"name": name, "paused": True})
 
 
-@router.post("/schedule/{name}/resume", response_model=dict[str, Any])
-async def resume_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
-    """Let a cron job go on. One run makes up for missed ones, unless the last is longer ago than its grace."""
+@router.post(
+    "/schedule/{name}/resume",
+    response_model=dict[str, Any],
+    name="resume_job",
+    description=JOBS.action("resume").about,
+)
+async def _resume_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
     by = Operator(caller.name, why.note)
     (await ops.do(ResumeJob(context=context, name=name, by=by))).unwrap()
     return json_response({"name": name, "paused": False})

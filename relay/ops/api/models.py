@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -10,7 +11,6 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
-from relay.domain.identity import Id, check_id
 from relay.ops.kinds.model import Action, Filter, Kind, either
 
 Key = TypeVar("Key")
@@ -22,11 +22,6 @@ Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=300,
 Number: TypeAlias = Annotated[int, Field(ge=1, le=2**63 - 1)]
 #: The types of ids in addresses and in JSON, by those of a kind.
 KEYS: Final[dict[type[Any], Any]] = {str: Text, int: Number, UUID: UUID}
-
-
-def as_id(text: str | None, field: str) -> Id | None:
-    """Read an id: a UUID or any other text. Raises InvalidKey."""
-    return None if text is None else check_id(text, field).value
 
 
 # --- what a list is asked for, and what an action is done to ---
@@ -100,9 +95,7 @@ def _made(name: str, **what: Any) -> Any:
 def models_of(kind: Kind) -> KindModels:
     """Make the models of a kind from its filters and states."""
     name = "".join(it.capitalize() for it in kind.many.split())
-    doc = f"Which {kind.many}."
-    fields: Any = dict(map(_field, kind.filters))
-    narrowed: Any = _made(f"{name}Filter", __config__=_STRICT, __doc__=doc, **fields)
+    narrowed: Any = filter_model(f"{name}Filter", f"Which {kind.many}.", kind.filters)
     state: Any = kind.state if isinstance(kind.state, type(Enum)) else Literal[tuple(kind.states)]
     some = either(kind.usual) if len(kind.usual) < len(kind.states) else "all"
     paging: Any = _Paged
@@ -119,6 +112,13 @@ def models_of(kind: Kind) -> KindModels:
     chosen: Any = Selection[key, narrowed]
     selection: Any = _made(f"{name}Selection", __base__=chosen, __doc__=Selection.__doc__)
     return KindModels(page, selection, name)
+
+
+def filter_model(name: str, doc: str, filters: Sequence[Filter]) -> type[BaseModel]:
+    """Make the model of filters. ``doc``: of the model."""
+    fields: Any = dict(map(_field, filters))
+    model: type[BaseModel] = _made(name, __config__=_STRICT, __doc__=doc, **fields)
+    return model
 
 
 def _field(it: Filter) -> tuple[str, Any]:

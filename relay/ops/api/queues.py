@@ -15,9 +15,11 @@ from relay.domain.queues import JobState
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
 from relay.ops.api.common import PROBLEMS, Asked, Ops, outcome_of
 from relay.ops.api.models import OutcomeOut, PageOut, Text
+from relay.ops.kinds import DEAD_JOBS, Action
 from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
 
 router: Final = APIRouter(prefix="/queues", tags=["queues"], responses=PROBLEMS)
+_REQUEUE, _DELETE = DEAD_JOBS.action("requeue"), DEAD_JOBS.action("delete")
 _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
 Queue = Annotated[str, Path(description="A queue of the list.", max_length=100)]
 
@@ -57,9 +59,13 @@ async def list_queues(ops: Asked, _: Reading) -> Response:
     return json_response([asdict(queue) for queue in found])
 
 
-@router.get("/{queue}/jobs", response_model=PageOut)
-async def list_jobs(ops: Asked, caller: Reading, queue: Queue, asked: Annotated[JobsAsked, Query()]) -> Response:
-    """List dead or delayed jobs. Their arguments need the right to see payloads."""
+@router.get(
+    "/{queue}/jobs",
+    response_model=PageOut,
+    name="list_jobs",
+    description=f"{DEAD_JOBS.listing} Their arguments need the right to see payloads.",
+)
+async def _list_jobs(ops: Asked, caller: Reading, queue: Queue, asked: Annotated[JobsAsked, Query()]) -> Response:
     if asked.args:
         check_payloads(caller)
     query = ListJobs(queue=queue, state=asked.state, limit=asked.limit, after=asked.after)
@@ -72,26 +78,24 @@ async def list_jobs(ops: Asked, caller: Reading, queue: Queue, asked: Annotated[
     return json_response({"items": items, "total": page.total, "exact": True, "reach": {}, "next": page.next})
 
 
-@router.post("/{queue}/requeue", response_model=OutcomeOut)
-async def requeue_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
-    """Run dead jobs again, with new attempts."""
-    return await _act(ops, caller, "requeue", RequeueJobs, queue, chosen)
+@router.post("/{queue}/requeue", response_model=OutcomeOut, name="requeue_jobs", description=_REQUEUE.about)
+async def _requeue_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
+    return await _act(ops, caller, _REQUEUE, RequeueJobs, queue, chosen)
 
 
-@router.post("/{queue}/delete", response_model=OutcomeOut)
-async def delete_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
-    """Remove dead jobs. Their rows stay as they are."""
-    return await _act(ops, caller, "delete", DeleteJobs, queue, chosen)
+@router.post("/{queue}/delete", response_model=OutcomeOut, name="delete_jobs", description=_DELETE.about)
+async def _delete_jobs(ops: Asked, caller: Operating, queue: Queue, chosen: JobsChosen) -> Response:
+    return await _act(ops, caller, _DELETE, DeleteJobs, queue, chosen)
 
 
 async def _act(
     ops: Ops,
     caller: Caller,
-    action: str,
+    action: Action,
     do: type[RequeueJobs | DeleteJobs],
     queue: str,
     chosen: JobsChosen,
 ) -> Response:
     by = Operator(caller.name, chosen.note)
     command = do(queue=queue, ids=chosen.ids, limit=chosen.limit, by=by)
-    return outcome_of(action, await ops.do(command))
+    return outcome_of(action.name, await ops.do(command))

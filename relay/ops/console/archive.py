@@ -17,13 +17,14 @@ from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, TooMany, of_context
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.archive import ArchivedFilter, Files, RowsChosen, row_filter
+from relay.ops.api.archive import ArchivedFilter, Files, RowsChosen, chosen_rows
 from relay.ops.api.common import Asked, InContext, Ops
 from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, forgetful
 from relay.ops.console.forms import Form, Pairs, checked, read
 from relay.ops.console.other_actions import Deed, note_of
 from relay.ops.console.render import page
 from relay.ops.console.wording import plural
+from relay.ops.kinds import ARCHIVED
 from relay.ops.requests import ListBatches
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive")
@@ -36,12 +37,6 @@ _MAX_LISTED: Final = 500
 #: More ids would not fit into an address.
 _MAX_IDS: Final = 100
 NOUNS: Final = {ArchiveKind.OUTBOX: "event", ArchiveKind.INBOX: "message", ArchiveKind.TASKS: "task"}
-_ABOUT: Final[dict[Verb, str]] = {
-    "restore": "They go back into their table, as they were. Nothing is sent, and the archive keeps them. "
-    "The archive's next run moves them away again.",
-    "replay": "They go to every consumer of the stream once more, and the archive keeps them. Consumers that have "
-    "processed one recognise its id and skip it. What was replayed since it was archived is left out.",
-}
 
 
 @router.get("")
@@ -49,7 +44,9 @@ async def listed(request: Request, ops: Asked, _: Reading, context: InContext) -
     """List the batches in the archive."""
     found = (await ops.queries.ask_async(ListBatches(context=context))).unwrap()
     on = ops.settings.contexts[context].archive.place is not None
-    return page(request, "archive.html", context=context, batches=list(found)[::-1], on=on, most=_MAX_LISTED)
+    return page(
+        request, "archive.html", kind=ARCHIVED, context=context, batches=list(found)[::-1], on=on, most=_MAX_LISTED
+    )
 
 
 # --- verify files ---
@@ -86,7 +83,7 @@ async def verify(request: Request, ops: Asked, _: Operating, context: InContext,
 # --- restore rows, replay events ---
 
 
-class _Rows(ArchivedFilter):
+class _Rows(ArchivedFilter):  # type: ignore[misc] # made at run time
     """The rows that a form names: ``ids``, one a line; a filter; or all."""
 
     kind: ArchiveKind = ArchiveKind.OUTBOX
@@ -141,12 +138,12 @@ class _ArchivedChosen:
 
     def deed(self, count: int, warnings: Sequence[str] = ()) -> Deed:
         """The page that asks before the action."""
-        button = f"{self.verb.capitalize()} {plural(count, NOUNS[self.kind])}"
+        button = f"{ARCHIVED.action(self.verb).label} {plural(count, NOUNS[self.kind])}"
         base = f"/contexts/{self.context}/archive"
         return Deed(
             button=button,
             question=f"{button} of the archive?",
-            about=_ABOUT[self.verb],
+            about=ARCHIVED.action(self.verb).about,
             done="",
             to=f"{base}/{self.verb}",
             back=base,
@@ -171,9 +168,11 @@ def _choose(context: str, verb: Verb, pairs: Pairs) -> _ArchivedChosen:
     ids = list(dict.fromkeys(it.strip() for it in asked.ids.splitlines() if it.strip()))
     if len(ids) > _MAX_IDS:
         raise InvalidRequest(f"at most {_MAX_IDS}", field="ids", hint=f"relay archive {verb} takes more")
-    found = {name: it for name in ArchivedFilter.model_fields if (it := getattr(asked, name)) is not None}
+    found = {
+        name: it for name in (one.name for one in ARCHIVED.filters) if (it := getattr(asked, name)) is not None
+    }
     which = {"ids": ids or None, "filter": found or None, "all": asked.all, "kind": asked.kind}
-    wanted = row_filter(checked(RowsChosen, which), asked.kind)
+    wanted = chosen_rows(checked(RowsChosen, which), asked.kind)
     fields = [(name, it if isinstance(it, str) else it.isoformat()) for name, it in found.items()]
     fields += [("kind", asked.kind.value)] if verb == "restore" else []
     fields += [("ids", "\n".join(ids))] if ids else []
@@ -208,7 +207,8 @@ def _form(
         status_of(wrong) if wrong else 200,
         context=context,
         verb=verb,
-        about=_ABOUT[verb],
+        action=ARCHIVED.action(verb),
+        kind=ARCHIVED,
         nouns=NOUNS,
         wrong=wrong,
         nothing=nothing,

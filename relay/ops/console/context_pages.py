@@ -19,6 +19,7 @@ from relay.ops.api.models import Text
 from relay.ops.console.forms import Form, Pairs, read
 from relay.ops.console.other_actions import Deed, note_of
 from relay.ops.console.render import page
+from relay.ops.kinds import JOBS, PARKED
 from relay.ops.requests import (
     ListParked,
     PauseJob,
@@ -31,20 +32,11 @@ from relay.ops.requests import (
 
 router: Final = APIRouter(prefix="/contexts/{context}")
 Verb = Literal["run", "pause", "resume"]
-_JOBS: Final[dict[Verb, tuple[type[RunJob | PauseJob | ResumeJob], str, str, str]]] = {
-    "run": (RunJob, "Run now", "The scheduler that leads begins it at once.", "It will run within seconds."),
-    "pause": (
-        PauseJob,
-        "Pause",
-        "Nothing of it begins until it goes on. A run that is open goes on.",
-        "It rests.",
-    ),
-    "resume": (
-        ResumeJob,
-        "Let it go on",
-        "One run makes up for what passed, unless that is longer ago than the job's grace.",
-        "It goes on.",
-    ),
+_RELEASE: Final = PARKED.action("release")
+_COMMANDS: Final[dict[Verb, type[RunJob | PauseJob | ResumeJob]]] = {
+    "run": RunJob,
+    "pause": PauseJob,
+    "resume": ResumeJob,
 }
 
 
@@ -52,7 +44,7 @@ _JOBS: Final[dict[Verb, tuple[type[RunJob | PauseJob | ResumeJob], str, str, str
 async def parked(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
     """List the keys that ordered subscriptions have parked."""
     found = (await ops.queries.ask_async(ListParked(context=context))).unwrap()
-    return page(request, "parked.html", context=context, rows=found)
+    return page(request, "parked.html", kind=PARKED, context=context, rows=found)
 
 
 class _Keys(BaseModel):
@@ -70,10 +62,10 @@ def _release(context: str, pairs: Pairs) -> tuple[Deed, _Keys]:
     base = f"/contexts/{context}/parked"
     fields = [(name, str(value)) for name, value in asked.model_dump(exclude_defaults=True).items()]
     deed = Deed(
-        button="Release",
-        question=f"Release {which}{where}?",
-        about="Each key goes on in order: first the message that died, with new attempts, then those behind it.",
-        done="released",
+        button=_RELEASE.label,
+        question=f"{_RELEASE.label} {which}{where}?",
+        about=_RELEASE.about,
+        done=_RELEASE.past,
         to=f"{base}/release",
         back=base,
         fields=fields,
@@ -106,7 +98,7 @@ async def schedule(request: Request, ops: Asked, _: Reading, context: InContext)
     """Show what is scheduled, when it ran last and runs next, and which scheduler leads."""
     found = (await ops.queries.ask_async(ReadSchedule(context=context))).unwrap()
     pausable = {job.name for job in found.jobs if pause_refusal(job.schedule) is None}
-    return page(request, "schedule.html", context=context, found=found, pausable=pausable)
+    return page(request, "schedule.html", kind=JOBS, context=context, found=found, pausable=pausable)
 
 
 class _Job(BaseModel):
@@ -115,12 +107,16 @@ class _Job(BaseModel):
 
 def _deed(context: str, verb: Verb, pairs: Pairs) -> tuple[Deed, str]:
     name = read(_Job, [it for it in pairs if it[0] != "note"]).name
-    _, button, about, done = _JOBS[verb]
-    base = f"/contexts/{context}/schedule"
-    question = f"{button}: {name}?"
-    to, fields = f"{base}/{verb}", [("name", name)]
+    action, base = JOBS.action(verb), f"/contexts/{context}/schedule"
     deed = Deed(
-        button=button, question=question, about=about, done=done, to=to, back=base, fields=fields, context=context
+        button=action.label,
+        question=f"{action.label}: {name}?",
+        about=action.about,
+        done=action.done,
+        to=f"{base}/{verb}",
+        back=base,
+        fields=[("name", name)],
+        context=context,
     )
     return deed, name
 
@@ -137,7 +133,7 @@ async def do_job(
 ) -> Response:
     """Run a job now, pause it, or let it go on."""
     deed, name = _deed(context, verb, form)
-    command: Command[Any] = _JOBS[verb][0](context=context, name=name, by=Operator(caller.name, note_of(form)))
+    command: Command[Any] = _COMMANDS[verb](context=context, name=name, by=Operator(caller.name, note_of(form)))
     (await ops.do(command)).unwrap()
     return deed.told(request)
 

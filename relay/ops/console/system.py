@@ -19,6 +19,7 @@ from relay.ops.api.queues import JobsAsked
 from relay.ops.console.forms import Form, Pairs, read
 from relay.ops.console.other_actions import Deed, note_of
 from relay.ops.console.render import link, page
+from relay.ops.kinds import DEAD_JOBS
 from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
 from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
 
@@ -61,7 +62,7 @@ async def jobs(request: Request, ops: Asked, caller: Reading) -> Response:
     query = ListJobs(queue=asked.queue, state=asked.state, limit=asked.limit, after=asked.after)
     found = (await ops.queries.ask_async(query)).unwrap()
     may = caller.operate and asked.state is JobState.DEAD
-    return page(request, "jobs.html", asked=asked, found=found, may=may)
+    return page(request, "jobs.html", kind=DEAD_JOBS, asked=asked, found=found, may=may)
 
 
 class _JobsChosen(BaseModel):
@@ -75,13 +76,12 @@ def _deed(verb: Verb, pairs: Pairs) -> tuple[Deed, _JobsChosen]:
     if bool(asked.ids) == asked.all:
         raise InvalidRequest("say which: tick jobs of a list, or take all dead ones of the queue")
     which = "all dead jobs" if asked.all else "1 job" if len(asked.ids) == 1 else f"{len(asked.ids)} jobs"
+    action = DEAD_JOBS.action(verb)
     deed = Deed(
-        button="Requeue" if verb == "requeue" else "Delete",
-        question=f"{'Requeue' if verb == 'requeue' else 'Delete'} {which} of {asked.queue}?",
-        about="They are begun again, with new attempts."
-        if verb == "requeue"
-        else "They are removed from Redis. The rows they are about stay, and bring back a job that is needed.",
-        done="begins again" if verb == "requeue" else "removed",
+        button=action.label,
+        question=f"{action.label} {which} of {asked.queue}?",
+        about=action.about,
+        done=action.past,
         to=f"/queues/{verb}",
         back=link("/queues/jobs", queue=asked.queue),
         fields=[
@@ -89,7 +89,7 @@ def _deed(verb: Verb, pairs: Pairs) -> tuple[Deed, _JobsChosen]:
             *(("ids", it) for it in asked.ids),
             *([("all", "1")] if asked.all else ()),
         ],
-        harsh=verb == "delete",
+        harsh=action.harsh,
     )
     return deed, asked
 

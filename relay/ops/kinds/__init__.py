@@ -7,21 +7,28 @@ from typing import Final
 from relay.ops.kinds.dead_letters import DEAD_LETTERS
 from relay.ops.kinds.events import EVENTS
 from relay.ops.kinds.inbox import MESSAGES
-from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind
+from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind, Listing
+from relay.ops.kinds.others import ARCHIVED, DEAD_JOBS, JOBS, OTHERS, PARKED
 from relay.ops.kinds.tasks import TASKS
 
 #: By the path that addresses have.
 KINDS: Final = {kind.path: kind for kind in (EVENTS, MESSAGES, DEAD_LETTERS, TASKS)}
 
 __all__ = [
+    "ARCHIVED",
+    "DEAD_JOBS",
     "DEAD_LETTERS",
     "EVENTS",
+    "JOBS",
     "KINDS",
     "MESSAGES",
+    "OTHERS",
+    "PARKED",
     "TASKS",
     "Action",
     "Argument",
     "Column",
     "Filter",
     "Kind",
+    "Listing",
 ]

@@ -1,7 +1,9 @@
 """What a kind of rows is to operators: filters, columns, states, actions and words, described once.
 
 The command line makes its commands from it, the HTTP API its routes, the console its pages. Nothing here imports
-one of them.
+one of them. A `Kind` has all three made for it: events, inbox messages, dead letters, tasks. A `Listing` says only
+what the faces have in common, and each face has a page of its own: parked keys and jobs of the schedule have no
+states, filters or pages; archived rows are counted in files, not listed; dead jobs are in Redis.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from relay.settings.values import parse_duration
 #: How a cell of the console shows a value. `filter`: as a link to the rows with the same value. `row`: as the id
 #: of the row, with a link to its page. `life`: as an id, with a link to its life. `place`: as stream:sequence.
 Show: TypeAlias = Literal[
-    "text", "code", "number", "time", "state", "filter", "row", "id", "life", "place", "reason", "outcome"
+    "text", "code", "number", "size", "time", "state", "filter", "row", "id", "life", "place", "reason", "outcome"
 ]
 _LARGEST: Final = 2**63 - 1
 
@@ -129,9 +131,9 @@ class Action:
     label: str
     about: str
     past: str
-    done: str
-    states: Sequence[str]
-    fits: Sequence[str]
+    done: str = ""
+    states: Sequence[str] = ()
+    fits: Sequence[str] = ()
     reported: str = ""
     arguments: Sequence[Argument] = ()
     needs_note: bool = False
@@ -153,22 +155,12 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of rows.
+class Listing:
+    """What operators list and act on. Every face has its columns, filters and actions, in these words.
 
-    ``path``: in addresses. ``command``: the group of commands. ``one``, ``many``, ``whole``: the words for a
-    row, for rows, and for the kind. ``about``, ``empty``: what they are, and where they come from. ``listing``,
-    ``shows``: what a list and the page of a row have. ``store``: reads and changes the rows. ``filter``: makes
-    the filter of the store. ``id``: the type of ids; `str`: a UUID or any text. ``state``: the type of a state
-    in the store's filter. ``usual``: the states of a list in the console and over HTTP if none is asked for;
-    ``urgent``: those on the command line. ``order``: the column by which pages follow each other: a number, or a
-    text of the pattern ``cursor``. ``table``: the columns of the command line's table after the context; the
-    first two are always shown, and the last is a text. ``listed``: the cells of the console's table. ``text``:
-    the filter and the column of the reason, which is shown under the words ``trouble``, but not in the states
-    ``settled``. ``heading``: the column that a row's page has as its heading; else the word and the id.
-    ``body``: the column of the payload, of bytes if it is not ``payload``. ``group``, ``grouped``: the column by
-    which rows of these states are counted, beside their reason. ``unknown``: the error for an id that no row
-    has. ``fits``: whether a context may have any.
+    ``path``: in addresses. ``command``: the group of commands. ``title``: of the list. ``one``, ``many``: the
+    words for a row and for rows. ``listing``: what the list shows. ``table``: the columns of the command line's
+    table after the context; the last is a text.
     """
 
     path: str
@@ -176,11 +168,42 @@ class Kind:
     title: str
     one: str
     many: str
+    listing: str
+    filters: Sequence[Filter] = ()
+    columns: Sequence[Column]
+    table: Sequence[str]
+    actions: Sequence[Action]
+
+    def column(self, name: str) -> Column:
+        """The column of a field."""
+        return next(it for it in self.columns if it.name == name)
+
+    def action(self, name: str) -> Action:
+        """The action of this name. Raises KeyError."""
+        return {it.name: it for it in self.actions}[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind(Listing):
+    """Rows of a table, in states. A page of a list, the page of a row, and all that acts on rows are made from it.
+
+    ``whole``: the word for the kind. ``about``, ``empty``: what they are, and where they come from. ``shows``:
+    what the page of a row has. ``store``: reads and changes the rows. ``filter``: makes the filter of the
+    store. ``id``: the type of ids; `str`: a UUID or any text. ``state``: the type of a state in the store's
+    filter. ``usual``: the states of a list in the console and over HTTP if none is asked for; ``urgent``:
+    those on the command line. ``order``: the column by which pages follow each other: a number, or a text of
+    the pattern ``cursor``. The first two columns of ``table`` are always shown. ``listed``: the cells of the
+    console's table. ``text``: the filter and the column of the reason, which is shown under the words
+    ``trouble``, but not in the states ``settled``. ``heading``: the column that a row's page has as its
+    heading; else the word and the id. ``body``: the column of the payload, of bytes if it is not ``payload``.
+    ``group``, ``grouped``: the column by which rows of these states are counted, beside their reason.
+    ``unknown``: the error for an id that no row has. ``fits``: whether a context may have any.
+    """
+
     whole: str
     about: str
     empty: str
     nothing: str = ""
-    listing: str
     shows: str
     store: type[Operations]
     filter: Callable[..., Any]
@@ -191,11 +214,7 @@ class Kind:
     urgent: Sequence[str]
     order: str
     cursor: str = ""
-    filters: Sequence[Filter]
-    columns: Sequence[Column]
-    table: Sequence[str]
     listed: Sequence[Column | str]
-    actions: Sequence[Action]
     text: tuple[str, str]
     unknown: Callable[[str], RelayError]
     trouble: str
@@ -220,14 +239,6 @@ class Kind:
     def cells(self) -> Sequence[Column]:
         """The columns of the console's table."""
         return [self.column(it) if isinstance(it, str) else it for it in self.listed]
-
-    def column(self, name: str) -> Column:
-        """The column of a field."""
-        return next(it for it in self.columns if it.name == name)
-
-    def action(self, name: str) -> Action:
-        """The action of this name. Raises KeyError."""
-        return {it.name: it for it in self.actions}[name]
 
     def check(self, action: Action, filters: Container[str], *, every: bool) -> None:
         """Refuse an action on rows that its filters do not narrow. Raises InvalidRequest."""

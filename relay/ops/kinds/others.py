@@ -1,0 +1,177 @@
+"""Parked keys, jobs of the schedule, archived rows, dead jobs: described once, with pages of their own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from relay.ops.kinds.model import Action, Column, Filter, Listing
+
+PARKED: Final = Listing(
+    path="parked",
+    command="parked",
+    title="Parked keys",
+    one="parked key",
+    many="parked keys",
+    listing="List the keys that ordered subscriptions have set aside, the longest parked first.",
+    columns=(
+        Column(name="subscription", label="Subscription"),
+        Column(name="key", label="Key", show="code"),
+        Column(name="waiting", label="Waiting behind", show="number"),
+        Column(name="since", label="Since", show="time"),
+        Column(name="head", label="Message that died", show="life"),
+        Column(name="reason", label="Reason", show="reason"),
+    ),
+    table=("subscription", "key", "head", "waiting", "since", "reason"),
+    actions=(
+        Action(
+            name="release",
+            label="Release",
+            about="Let keys go on in order: first the dead message, with new attempts, "
+            "then the messages behind it.",
+            past="released",
+        ),
+    ),
+)
+JOBS: Final = Listing(
+    path="schedule",
+    command="schedule",
+    title="Schedule",
+    one="job",
+    many="jobs",
+    listing="List what is scheduled, with the last run and the next, and who leads.",
+    columns=(
+        Column(name="name", label="Job", typed="job"),
+        Column(name="schedule", label="When", show="code"),
+        Column(name="last_run_at", label="Last run", show="time", typed="last_run"),
+        Column(name="outcome", label="How it went", show="outcome"),
+        Column(name="error", label="Error", on_page=False),
+        Column(name="requested_at", label="Run asked for", show="time", on_page=False),
+        Column(name="paused_at", label="Paused since", show="time", on_page=False),
+        Column(name="next_run_at", label="Next run", show="time", typed="next_run"),
+    ),
+    table=("name", "outcome", "last_run_at", "next_run_at", "schedule", "error"),
+    actions=(
+        Action(
+            name="run",
+            label="Run now",
+            about="Run a job now, outside its schedule. The scheduler that leads begins it at once.",
+            past="run",
+            done="It will run within seconds.",
+        ),
+        Action(
+            name="pause",
+            label="Pause",
+            about="Pause a cron job: it begins no run until it is resumed. An open run goes on, "
+            "and `run` still works.",
+            past="paused",
+            done="It rests.",
+        ),
+        Action(
+            name="resume",
+            label="Go on",
+            about="Let a cron job go on. One run makes up for missed ones, "
+            "unless the last is longer ago than the job's grace.",
+            past="resumed",
+            done="It goes on.",
+        ),
+    ),
+)
+#: Its columns are those of a batch, its filters those of the rows in the files.
+ARCHIVED: Final = Listing(
+    path="archive",
+    command="archive",
+    title="Archive",
+    one="batch",
+    many="batches",
+    listing="List the batches in the archive.",
+    filters=(
+        Filter(
+            name="subject", label="Subject", meaning="A subject, or a pattern with * and >", hint="sea.event.>"
+        ),
+        Filter(name="type", label="Type", meaning="The type of the event or task"),
+        Filter(name="key", label="Key", meaning="The partition key; a task's concurrency key"),
+        Filter(
+            name="correlation_id",
+            label="Correlation",
+            meaning="The correlation id",
+            form="id",
+            option="correlation",
+        ),
+        Filter(
+            name="since",
+            label="Ended since",
+            meaning="Only those that ended since",
+            form="time",
+            how="400d, or a time",
+            hint="400d",
+        ),
+        Filter(
+            name="until",
+            label="Ended before",
+            meaning="Only those that ended before",
+            form="time",
+            how="90d, or a time",
+            hint="2026-01-31",
+        ),
+    ),
+    columns=(
+        Column(name="kind", label="Kind"),
+        Column(name="number", label="No.", show="number"),
+        Column(name="rows", label="Rows", show="number"),
+        Column(name="size", label="Size", show="size"),
+        Column(name="first_at", label="First", show="time"),
+        Column(name="last_at", label="Last", show="time"),
+        Column(name="file", label="File", show="code"),
+    ),
+    table=("kind", "number", "rows", "size", "first_at", "last_at", "file"),
+    actions=(
+        Action(
+            name="restore",
+            label="Restore",
+            about="Put archived rows back into their table, as they were. Nothing is sent, and the archive keeps "
+            "them; its next run moves them away again. A row that the table still has stays as it is.",
+            past="restored",
+        ),
+        Action(
+            name="replay",
+            label="Replay",
+            about="Publish archived events once more, to every consumer of the stream. The archive keeps them. "
+            "Consumers recognise the ids, also of messages that they have archived, until they delete these. "
+            "Events that were replayed since they were archived are left out.",
+            past="published once more",
+        ),
+    ),
+)
+DEAD_JOBS: Final = Listing(
+    path="queues",
+    command="queues",
+    title="Queues",
+    one="job",
+    many="jobs",
+    listing="List jobs of a queue: dead jobs, the last that died first, or delayed jobs.",
+    columns=(
+        Column(name="id", label="Job", show="id"),
+        Column(name="actor", label="Actor"),
+        Column(name="share", label="Share"),
+        Column(name="created_at", label="Made", show="time"),
+        Column(name="at", label="Died", show="time"),
+        Column(name="args", label="About", show="code"),
+    ),
+    table=("id", "at", "actor", "share", "created_at", "args"),
+    actions=(
+        Action(
+            name="requeue",
+            label="Requeue",
+            about="Run dead jobs again, with new attempts.",
+            past="requeued",
+        ),
+        Action(
+            name="delete",
+            label="Delete",
+            about="Remove dead jobs. Their rows stay as they are, and bring back a job that is needed.",
+            past="deleted",
+            harsh=True,
+        ),
+    ),
+)
+OTHERS: Final = {it.path: it for it in (PARKED, JOBS, ARCHIVED, DEAD_JOBS)}
