@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from psycopg.rows import dict_row
 
@@ -33,23 +33,6 @@ from relay.domain.incidents import (
 from relay.domain.operators import Operator, Outcome, judge
 from relay.domain.traceparent import trace_id
 
-_COLUMNS: Final = (
-    "message_id",
-    "occurrence",
-    "subscription",
-    "subject",
-    "stream",
-    "stream_seq",
-    "event_type",
-    "correlation_id",
-    "causation_id",
-    "reason",
-    "attempts",
-    "original",
-    "letter_stream",
-    "letter_seq",
-)
-
 
 @dataclass(slots=True)
 class _Alerts:
@@ -73,7 +56,8 @@ class PostgresIncidents(Operations):
 
     async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
         """Record dead letters; returns the new ones. Repeatable."""
-        columns: dict[str, list[Any]] = {name: [getattr(letter, name) for letter in letters] for name in _COLUMNS}
+        names = [field.name for field in fields(Letter)]
+        columns: dict[str, list[Any]] = {name: [getattr(letter, name) for letter in letters] for name in names}
         columns["kind"] = [letter.kind.value for letter in letters]
         columns["headers"] = [json.dumps(dict(letter.headers)) for letter in letters]
         columns["originals"] = [json.dumps(it.originals) if it.originals else None for it in letters]
