@@ -15,7 +15,7 @@ from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
 from relay import jobs
 from relay.adapters.dramatiq.runtime import WorkerRuntime
-from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed, ids_and_tokens
+from relay.adapters.postgres.inbox import PostgresInboxAdapter, claim_many_command, claimed, ids_and_tokens
 from relay.adapters.postgres.pipeline import Command
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import traceparent
@@ -270,7 +270,7 @@ class FunctionRows(MessageRows):
         return self.inbox.claim_command(message_id, self.lease, self.max_attempts)
 
     def prefetch_command(self, message_id: UUID, others: Sequence[UUID]) -> Command:
-        return self.inbox.claim_many_command([message_id, *others], [message_id], self.lease, self.max_attempts)
+        return claim_many_command([message_id, *others], [message_id], self.lease, self.max_attempts)
 
     def unclaim_command(self, claims: Sequence[ClaimedMessage]) -> Command:
         return "inbox/unclaim", ids_and_tokens(claims)

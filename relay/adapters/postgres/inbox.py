@@ -24,23 +24,6 @@ from relay.domain.model import Finished
 from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, DeadLetterClass, Retry, unanswered
 from relay.ports import ClaimedMessage, InboxRow, Inserted
 
-_COLUMNS: Final = (
-    "message_id",
-    "subject",
-    "subscription",
-    "stream",
-    "stream_seq",
-    "ack_subject",
-    "body",
-    "event_type",
-    "event_version",
-    "occurred_at",
-    "partition_key",
-    "correlation_id",
-    "causation_id",
-    "order_key",
-)
-
 
 def _headers(values: Sequence[Mapping[str, str]]) -> str:
     return array.of_texts([json.dumps(dict(headers)) for headers in values])
@@ -50,7 +33,7 @@ def _originals(values: Sequence[Originals]) -> str:
     return array.of_texts([json.dumps(dict(texts)) if texts else None for texts in values])
 
 
-#: How a column of many rows is written.
+#: The columns of a message, and how each is written for many rows.
 _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "message_id": array.of_plain,
     "subject": array.of_texts,
@@ -114,7 +97,7 @@ class PostgresInboxAdapter:
         return claims[0] if claims else None
 
     async def _claim_together(self, terms: _Terms, ids: Sequence[UUID]) -> Sequence[ClaimedMessage | None]:
-        fetched = await self._fetch(self.claim_many_command(ids, ids, *terms))
+        fetched = await self._fetch(claim_many_command(ids, ids, *terms))
         claims = {claim.row.message_id: claim for claim in fetched}
         # If two callers asked for the same message, the first one gets it.
         return [claims.pop(id, None) for id in ids]
@@ -128,15 +111,6 @@ class PostgresInboxAdapter:
         """Return the statement that claims a row."""
         name = "inbox/claim+in_turn" if self._ordered else "inbox/claim"
         return name, {"message_id": message_id, **_claim_values(lease, max_attempts)}
-
-    def claim_many_command(
-        self, ids: Sequence[UUID], again: Sequence[UUID], lease: timedelta, max_attempts: int
-    ) -> Command:
-        """Return the statement that claims rows: those ``again``, and those of ``ids`` that were never tried.
-
-        It is not for ordered messages.
-        """
-        return claim_many_command(ids, again, lease, max_attempts)
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
         return await self._settle("inbox/renew", claim, lease=lease)
@@ -262,8 +236,8 @@ def claim_many_command(
 ) -> Command:
     """Return the statement that claims rows: those ``again``, and those of ``ids`` that were never tried.
 
-    ``ordered``: only messages whose turn it is. ``alone``: also return the others that were tried, unclaimed and
-    marked as ``tried``.
+    ``ordered``: only messages whose turn it is, for an ordered subscription. ``alone``: also return the others
+    that were tried, unclaimed and marked as ``tried``.
     """
     name = "inbox/claim_many+in_turn" if ordered else "inbox/claim_many"
     which = {"ids": array.of_plain(ids), "again": array.of_plain(again), "alone": alone}
@@ -287,9 +261,9 @@ def claimed(command: Command, row: Mapping[str, Any], since: float) -> ClaimedMe
     """Return the claim of a row that a statement has claimed."""
     reason = row["dead_letter_reason"]
     rejected = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
-    columns = {name: row[name] for name in _COLUMNS}
-    originals = row["originals"] or NO_ORIGINALS
-    inbox_row = InboxRow(**columns, headers=row["headers"], rejected=rejected, originals=originals)
+    columns = {name: row[name] for name in _WRITERS}
+    columns["originals"] = columns["originals"] or NO_ORIGINALS
+    inbox_row = InboxRow(**columns, rejected=rejected)
     return ClaimedMessage(
         command[1]["token"], inbox_row, row["attempts"], row["requeues"], since, row["received_at"]
     )
