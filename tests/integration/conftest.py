@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.adapters.postgres import low_water
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.devstack import NatsServer, PostgresServer, Server
 from tests.integration import devstack_support
+from tests.integration.low_water_support import EAGER
 from tests.integration.publishing import KINDS, NO_REST, Producer, Relay, producing
 from tests.servers import initialised
 
@@ -44,8 +44,6 @@ def server(request: pytest.FixtureRequest, server_directory: Path) -> Iterator[S
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def eager(relay: Relay) -> None:
     """Every claim is taken for a slow one, and finds out where to begin."""
-    monkeypatch.setattr(low_water, "SLOW_S", -1.0)
-    monkeypatch.setattr(low_water, "TOGETHER_S", 0.0)
-    monkeypatch.setattr(low_water, "PAUSE_S", 0.0)
+    relay.search = EAGER

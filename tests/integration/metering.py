@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import psycopg
 import redis
 
 from relay.adapters.dramatiq.broker import FetchTimes, RelayBroker, create_broker
+from relay.adapters.postgres.low_water import LowWaterMarks
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from tests.integration.wire import Wire, wire
@@ -153,7 +153,7 @@ def laboratory(directory: Path) -> Iterator[Laboratory]:
         NatsServer(directory / "nats") as nats,
         ValkeyServer(directory / "valkey") as valkey,
         # On a busy machine claims may be as slow as under an old snapshot.
-        patch("relay.adapters.postgres.low_water.SLOW_S", math.inf),
+        patch.object(LowWaterMarks, "note", lambda *_: None),
     ):
         upgrade(postgres.create_database(TEMPLATE))
         yield Laboratory(postgres, nats, valkey)

@@ -28,6 +28,7 @@ from relay import Event, Outbox
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.low_water import SEARCH_LIMITS, SearchLimits
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, connected
 from relay.adapters.postgres.wakeup import DuePollTimes
@@ -250,6 +251,8 @@ class Relay:
     facts: list[Fact] = field(default_factory=list)
     #: The default of the settings. Tests of a broker that is slow or silent shorten it.
     ack_timeout: timedelta = timedelta(seconds=2)
+    #: When the commands made from now on search for low-water marks.
+    search: SearchLimits = SEARCH_LIMITS
 
     async def __aenter__(self) -> Relay:
         self.pool = Pool(self.url, max_size=4, application_name="publisher")
@@ -321,7 +324,7 @@ class Relay:
             policy=RetryPolicy(max_attempts=max_attempts, backoff=backoff),
             system_actor=system_actor,
         )
-        outbox: Any = PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks)
+        outbox: Any = PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks, search=self.search)
         if claimed or settled:
             outbox = Interposed(outbox, claimed, settled)
         return PublishOutboxEvents(config, outbox, self.publisher, self.facts.append)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
-from relay.adapters.postgres import low_water as module
 from relay.adapters.postgres.low_water import NONE, LowWaterMarks
 from relay.domain.ordering import LANES
-from tests.integration.low_water_support import busy, marks_of
+from tests.integration.low_water_support import EAGER, busy, marks_of
 from tests.integration.plans import Connection, explain
 from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
 from tests.integration.test_publish_path import check_ledger
@@ -64,11 +64,8 @@ async def test_what_is_published_is_not_looked_at_again(relay: Relay, eager: Non
 
 
 @pytest.mark.parametrize(("slow", "together"), [(60.0, 0.0), (-1.0, 3_600.0)])
-async def test_quick_claims_and_a_few_slow_ones_need_no_marks(
-    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch, slow: float, together: float
-) -> None:
-    monkeypatch.setattr(module, "SLOW_S", slow)
-    monkeypatch.setattr(module, "TOGETHER_S", together)
+async def test_quick_claims_and_a_few_slow_ones_need_no_marks(relay: Relay, slow: float, together: float) -> None:
+    relay.search = replace(EAGER, slow=slow, together=together)
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)

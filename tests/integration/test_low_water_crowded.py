@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import psycopg
 import pytest
 
-from relay.adapters.postgres.low_water import LowWaterMarks
+from tests.integration.low_water_support import marks_used
 from tests.integration.publishing import ALL, Relay, event, query
 from tests.integration.test_publish_path import check_ledger
 
@@ -59,14 +58,7 @@ async def test_nothing_is_passed_over_and_order_is_kept(
         asyncio.Event(),
     )
 
-    used, find = [], LowWaterMarks.find
-
-    async def recorded(self: LowWaterMarks, *arguments: Any) -> list[int] | None:
-        marks = await find(self, *arguments)
-        used.extend(marks or ())
-        return marks
-
-    monkeypatch.setattr(LowWaterMarks, "find", recorded)
+    used = marks_used(monkeypatch)
 
     async def drain(number: int) -> None:
         while not done.is_set():
@@ -81,6 +73,6 @@ async def test_nothing_is_passed_over_and_order_is_kept(
     assert await operator > 0
     done.set()
     await asyncio.gather(*drains)
-    assert max(used) > 0
+    assert max(map(max, used)) > 0
     await relay.drained(commands[0])
     check_ledger(relay, await relay.ids())

@@ -8,19 +8,19 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from relay.adapters.postgres import low_water as module
-from relay.adapters.postgres.low_water import NONE
+from relay.adapters.postgres.low_water import NONE, RENEW_INTERVAL_S, LowWaterMarks, SearchLimits
 from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.sql import statement
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
-from tests.integration.low_water_support import busy, marks_of
+from tests.integration.low_water_support import EAGER, busy, marks_of, marks_used
 from tests.integration.publishing import ALL, Relay, event, query
 from tests.integration.test_publish_path import check_ledger
 from tests.waiting import eventually
@@ -66,11 +66,9 @@ def epoch(url: str) -> list[Any]:
         return [row[1:] for row in conn.execute(statement("outbox/lock_lanes"), {"lanes": [1]}).fetchall()]
 
 
-async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_marks(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_marks(relay: Relay) -> None:
     """Or none would ever end: the next one has just as long a way to go."""
-    monkeypatch.setattr(module, "SLOW_S", 0.3)
+    relay.search = SearchLimits(slow=0.3)
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)
@@ -83,9 +81,7 @@ async def test_a_claim_that_does_not_end_in_its_time_is_followed_by_marks(
     assert max(marks_of(command).values()) > 0
 
 
-def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_FIRST_STEP_SEQS", "_MIN_STEP_SEQS", "_MAX_STEP_SEQS"):
-        monkeypatch.setattr(module, name, 3)
+SHORT_STEPS = replace(EAGER, first=3, fewest=3, most=3)
 
 
 async def test_a_long_way_is_gone_in_steps_before_anything_is_claimed(
@@ -94,39 +90,29 @@ async def test_a_long_way_is_gone_in_steps_before_anything_is_claimed(
     """A claim that has far to go would not end in its time, and the next one neither."""
     await relay.create_stream()
     await busy(relay, relay.command())
-    short_steps(monkeypatch)
-    monkeypatch.setattr(module, "_LOOK_S", 0.0)
-    command, begun = relay.command(), []
-    claim_from = command._outbox._claim_from
-
-    async def claim(marks: list[int], *others: Any) -> Any:
-        begun.append(min(marks))
-        return await claim_from(marks, *others)
-
-    monkeypatch.setattr(command._outbox, "_claim_from", claim)
+    relay.search = replace(SHORT_STEPS, search=0.0)
+    command, used = relay.command(), marks_used(monkeypatch)
     relay.add(*[event(f"v{n}") for n in range(50)])
     # The first claim finds out that it is slow.
     assert await command.drain(ALL) == 50
     relay.add(event("v1"))
     assert await command.drain(ALL) == 1
-    assert set(begun[:1]) == {NONE}
+    begun = [min(marks) for marks in used]
+    assert begun[0] == NONE
     assert min(begun[1:]) > 300
     check_ledger(relay, await relay.ids())
 
 
-async def test_a_step_that_takes_too_long_is_followed_by_a_shorter_one(
-    relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_that_takes_too_long_is_followed_by_a_shorter_one(relay: Relay) -> None:
+    relay.search = replace(EAGER, search=60.0, step=0.05)
     await relay.create_stream()
     command = relay.command()
-    monkeypatch.setattr(module, "_LOOK_S", 60.0)
-    monkeypatch.setattr(module, "_PATIENCE", "SET LOCAL statement_timeout = '50ms'")
     await command.drain(ALL)
     marks = command._outbox._marks
     with psycopg.connect(relay.url) as conn:
         conn.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
         drained = asyncio.create_task(command.drain(ALL))
-        await eventually("the step is short", lambda: marks._step_seqs == module._MIN_STEP_SEQS)
+        await eventually("the step is short", lambda: marks._step_seqs == EAGER.fewest)
     await drained
     relay.add(event("v1"))
     await relay.drained(command)
@@ -136,8 +122,8 @@ async def test_claims_try_by_themselves_where_no_step_ends_in_time(
     relay: Relay, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await relay.create_stream()
-    monkeypatch.setattr(module, "_LOOK_S", 0.0)
-    monkeypatch.setattr(module.LowWaterMarks, "_advance", nothing)
+    relay.search = replace(EAGER, search=0.0)
+    monkeypatch.setattr(LowWaterMarks, "_advance", nothing)
     command = relay.command()
     await busy(relay, command)
     assert set(marks_of(command).values()) == {NONE}
@@ -154,14 +140,7 @@ async def test_unordered_events_have_a_low_water_mark_without_any_lane(
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)
-    seen = []
-    claim_from = command._outbox._claim_from
-
-    async def claim(marks: list[int], *others: Any) -> Any:
-        seen.append(marks)
-        return await claim_from(marks, *others)
-
-    monkeypatch.setattr(command._outbox, "_claim_from", claim)
+    seen = marks_used(monkeypatch)
     with psycopg.connect(relay.url) as other:
         other.execute(statement("outbox/lock_lanes"), {"lanes": ALL.lanes})
         relay.insert(partition_key="")
@@ -176,8 +155,8 @@ async def test_claims_that_are_quick_again_go_on_without_looking(
     await relay.create_stream()
     command = relay.command()
     await busy(relay, command)
-    monkeypatch.setattr(module, "SLOW_S", 60.0)
-    command._outbox._marks._until = 0.0
+    marks = command._outbox._marks
+    marks._limits, marks._until = replace(EAGER, slow=60.0), 0.0
     await busy(relay, command)
     found = marks_of(command)
     await busy(relay, command)
@@ -194,7 +173,7 @@ async def test_a_position_that_was_given_by_hand_is_found_when_marks_are_renewed
     relay.insert(seq=-1, partition_key="low")
     await busy(relay, command)
     assert len(relay.unpublished()) == 1
-    assert command._outbox._marks._renewal < time.monotonic() + module.RENEW_INTERVAL_S
+    assert command._outbox._marks._renewal < time.monotonic() + RENEW_INTERVAL_S
     command._outbox._marks._renewal = 0.0
     await relay.drained(command)
 
@@ -208,13 +187,11 @@ async def test_claims_keep_their_marks_while_these_are_renewed(
     await busy(relay, command)
     before = marks_of(command)
     marks = command._outbox._marks
-    short_steps(monkeypatch)
-    marks._renewal = 0.0
+    marks._limits, marks._renewal = SHORT_STEPS, 0.0
     for _ in range(3):
         await command.drain(ALL)
         assert all(mark >= before[lane] for lane, mark in marks_of(command).items())
         assert max(marks._found.values()) < 20
-    monkeypatch.setattr(module, "_FIRST_STEP_SEQS", 1_000)
     marks._step_seqs = 1_000
     await command.drain(ALL)
     assert marks._found == marks._marks

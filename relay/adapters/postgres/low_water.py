@@ -25,28 +25,12 @@ from relay.domain.ordering import LANES
 
 #: The lane of the events without a key.
 NO_LANE: Final = -1
-#: A claim that takes longer than these seconds may read past many published events.
-SLOW_S: Final = 0.025
-#: It surely does if consecutive slow claims take so many seconds together: a busy machine makes a few claims slow.
-TOGETHER_S: Final = 0.25
-#: The pause between two searches for how far everything is decided, in seconds.
-PAUSE_S: Final = 0.1
-#: The longest such pause.
+#: The longest pause between two searches, in seconds.
 _MAX_PAUSE_S: Final = 1.6
 #: A step that takes the server less makes the pause longer: published entries are removed, and marks help little.
 _SHORT_S: Final = 0.005
-#: How many seq values the first step covers. One step over everything could hit the statement time-out each time.
-_FIRST_STEP_SEQS: Final = 50_000
-#: The fewest seq values of a step.
-_MIN_STEP_SEQS: Final = 10_000
-#: The most.
-_MAX_STEP_SEQS: Final = 2**60
 #: After a step that took less, in seconds, the next one is longer.
 _QUICK_S: Final = 0.1
-#: The time-out of a step.
-_PATIENCE: Final = "SET LOCAL statement_timeout = '500ms'"
-#: How long the steps of one search may take in sum, in seconds.
-_LOOK_S: Final = 1.0
 #: For how long marks are raised after claims were slow, in seconds. The marks stay valid for longer.
 KEEP_S: Final = 60.0
 #: How often all marks are found again from the start, in seconds: an operator may have given an event a low seq.
@@ -56,6 +40,32 @@ NONE: Final = -(2**63)
 
 #: How often events were reopened, and since when the server runs without a crash. Marks hold for one epoch only.
 Epoch: TypeAlias = tuple[int, datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """When low-water marks are searched for, and how far. Times are in seconds, steps in seq values.
+
+    A claim that takes longer than ``slow`` may read past many published events. It surely does if consecutive slow
+    claims take more than ``together``: a busy machine makes a few claims slow. ``pause``: between two searches.
+    ``search``: how long the steps of one search may take in sum. ``step``: the time-out of one.
+
+    The first step covers ``first`` seq values, as one step over everything could hit the time-out each time; later
+    ones cover ``fewest`` to ``most``.
+    """
+
+    slow: float = 0.025
+    together: float = 0.25
+    pause: float = 0.1
+    search: float = 1.0
+    step: float = 0.5
+    first: int = 50_000
+    fewest: int = 10_000
+    most: int = 2**60
+
+
+#: Those of a worker.
+SEARCH_LIMITS: Final = SearchLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +79,11 @@ class _Watch:
 class LowWaterMarks:
     """The low-water marks of the lanes of one database, as far as this process knows them. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SearchLimits = SEARCH_LIMITS) -> None:
+        self._limits = limits
         self._lock = asyncio.Lock()
         self._next_look = math.inf
-        self._pause = PAUSE_S
+        self._pause = limits.pause
         self._until = self._slow = 0.0
         self._begin(None)
 
@@ -81,7 +92,7 @@ class LowWaterMarks:
         self._epoch = epoch
         self._watch: _Watch | None = None
         self._decided = NONE
-        self._step_seqs = _FIRST_STEP_SEQS
+        self._step_seqs = self._limits.first
         self._marks = _lowest()
         # The marks that are being found. During a renewal they differ from those in use.
         self._found = self._marks
@@ -106,12 +117,12 @@ class LowWaterMarks:
 
     def note(self, seconds: float) -> None:
         """Note how long a claim has taken."""
-        self._slow = self._slow + seconds if seconds > SLOW_S else 0.0
-        if self._slow > TOGETHER_S:
+        self._slow = self._slow + seconds if seconds > self._limits.slow else 0.0
+        if self._slow > self._limits.together:
             now = time.monotonic()
             self._until = now + KEEP_S
             if self._next_look == math.inf:
-                self._next_look, self._pause = now, PAUSE_S
+                self._next_look, self._pause = now, self._limits.pause
 
     def _time_to_look(self) -> bool:
         return time.monotonic() >= min(self._next_look, self._renewal)
@@ -144,9 +155,9 @@ class LowWaterMarks:
     async def _raise(self, conn: Connection, epoch: Epoch) -> None:
         begun = time.monotonic()
         if begun >= self._renewal:
-            self._found, self._renewal, self._step_seqs = _lowest(), math.inf, _FIRST_STEP_SEQS
+            self._found, self._renewal, self._step_seqs = _lowest(), math.inf, self._limits.first
         # Claims do not need the renewed marks yet, so a renewal goes one step at a time.
-        end = begun + (0.0 if self._renewing else _LOOK_S)
+        end = begun + (0.0 if self._renewing else self._limits.search)
         there = moved = False
         while not there and epoch == self._epoch:
             found = await self._advance(conn)
@@ -159,16 +170,18 @@ class LowWaterMarks:
 
     async def _advance(self, conn: Connection) -> bool | None:
         """Go one step in each lane. Returns whether the end is reached; None when the step took too long."""
-        epoch, held = self._epoch, {"lanes": [*self._found], "marks": [*self._found.values()]}
+        epoch, limits = self._epoch, self._limits
+        held = {"lanes": [*self._found], "marks": [*self._found.values()]}
         try:
-            rows = await _raised(conn, held | {"step": self._step_seqs, "decided": self._decided})
+            rows = await _raised(conn, limits.step, held | {"step": self._step_seqs, "decided": self._decided})
         except QueryCanceled:
-            self._step_seqs = max(self._step_seqs // 8, _MIN_STEP_SEQS)
+            self._step_seqs = max(self._step_seqs // 8, limits.fewest)
             return None
         there, seconds = all(done for _, _, done, _ in rows), rows[-1][-1]
         if not there and seconds < _QUICK_S:
-            self._step_seqs = min(2 * self._step_seqs, _MAX_STEP_SEQS)
-        self._pause = min(2 * self._pause, _MAX_PAUSE_S) if seconds < _SHORT_S else max(self._pause / 2, PAUSE_S)
+            self._step_seqs = min(2 * self._step_seqs, limits.most)
+        longer, shorter = min(2 * self._pause, _MAX_PAUSE_S), max(self._pause / 2, limits.pause)
+        self._pause = longer if seconds < _SHORT_S else shorter
         if epoch == self._epoch:
             self._settle({lane: mark for lane, mark, *_ in rows}, there)
         return there
@@ -188,9 +201,11 @@ def _lowest() -> Mapping[int, int]:
     return dict.fromkeys((*range(LANES), NO_LANE), NONE)
 
 
-async def _raised(conn: Connection, terms: Mapping[str, Any]) -> Sequence[tuple[int, int, bool, float]]:
+async def _raised(
+    conn: Connection, seconds: float, terms: Mapping[str, Any]
+) -> Sequence[tuple[int, int, bool, float]]:
     async with conn.transaction(force_rollback=True):
-        await conn.execute(_PATIENCE)
+        await conn.execute(f"SET LOCAL statement_timeout = {round(1000 * seconds)}".encode())
         return await query(conn, "outbox/low_water_marks", **terms)
 
 

@@ -15,7 +15,7 @@ import psycopg
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.failures import migrated
-from relay.adapters.postgres.low_water import NO_LANE, NONE, LowWaterMarks
+from relay.adapters.postgres.low_water import NO_LANE, NONE, SEARCH_LIMITS, LowWaterMarks, SearchLimits
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.policies import Published
@@ -116,13 +116,16 @@ class _OutboxClaim:
 class PostgresOutboxAdapter:
     """Claims by row locks under lane locks; the transaction is the lease (DESIGN §5).
 
-    ``dead_head_blocks``: whether a dead event holds back the later ones of its key.
+    ``dead_head_blocks``: whether a dead event holds back the later ones of its key. ``search``: when
+    low-water marks are searched for.
     """
 
-    def __init__(self, pool: Pool, *, dead_head_blocks: bool = False) -> None:
+    def __init__(
+        self, pool: Pool, *, dead_head_blocks: bool = False, search: SearchLimits = SEARCH_LIMITS
+    ) -> None:
         self._pool = pool
         self._dead_head_blocks = dead_head_blocks
-        self._marks = LowWaterMarks()
+        self._marks = LowWaterMarks(search)
         self._unsettled: dict[str, float] = {}
         #: How many rows a claim asks for at most. With large rows, about as many as a claim may take.
         self._most = _MAX_ROWS
