@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from relay.ops.api.app import create_app
+from relay.ops.api.app import ContextPools, create_app
 from relay.ops.api.common import Ops
 from relay.ops.console.overview import Flow
 from relay.settings import Settings
@@ -40,9 +40,11 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, *, base_url: str = "http://127.0.0.1:8085") -> AsyncIterator[Api]:
+async def serving(
+    settings: Settings, pools: ContextPools | None = None, *, base_url: str = "http://127.0.0.1:8085"
+) -> AsyncIterator[Api]:
     """The API for a configuration, with its connections."""
-    app = create_app(settings)
+    app = create_app(settings, pools)
     fastapi = app._app._app
     async with (
         fastapi.router.lifespan_context(fastapi),

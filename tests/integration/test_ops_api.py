@@ -315,7 +315,7 @@ async def test_a_list_that_many_refresh_here_and_in_the_console_is_read_once_a_s
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(bus, "ask_async", counting)
-        patched.setattr("relay.ops.api.common._FRESH_S", 3600.0)
+        api.ops.recent.fresh_s = 3600.0
         pages = await asyncio.gather(*(api.get(EVENTS, params={"status": "dead"}) for _ in range(20)))
         assert ([page["total"] for page in pages], asked) == ([1] * 20, 1)
         shown = await asyncio.gather(
@@ -326,6 +326,6 @@ async def test_a_list_that_many_refresh_here_and_in_the_console_is_read_once_a_s
         assert asked == 2
         assert (await api.post(f"{EVENTS}/retry", {"all": True}))["count"] == 1
         assert (await api.get(EVENTS, params={"status": "dead"}))["total"] == 0
-        patched.setattr("relay.ops.api.common._FRESH_S", 0.0)
+        api.ops.recent.fresh_s = 0.0
         insert(database_url, **DEAD)
         assert (await api.get(EVENTS, params={"status": "dead"}))["total"] == 1

@@ -22,7 +22,7 @@ from relay.ops.console.overview import FlowSample, rate
 from relay.ops.console.render import is_page, link
 from relay.ops.kinds import DEAD_LETTERS, EVENTS, KINDS, TASKS, Kind
 from tests.unit.ops_support import TOKENS
-from tests.unit.test_ops_access import Away, app_of
+from tests.unit.test_ops_access import app_of
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EVENTS_PAGE: Any = models_of(EVENTS).page
@@ -176,13 +176,7 @@ OURS = {"Origin": "http://127.0.0.1:8085", "Sec-Fetch-Site": "same-origin"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
-@pytest.fixture
-def _no_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.ops.api.app._Pools", Away)
-
-
 @pytest.mark.anyio
-@pytest.mark.usefixtures("_no_database")
 @pytest.mark.parametrize(
     ("headers", "status", "code"),
     [

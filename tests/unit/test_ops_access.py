@@ -30,22 +30,20 @@ class Away:
 
     error: Exception = DatabaseUnreachable("nothing listens")
 
-    def __init__(self, _most: int) -> None: ...
-
     def of(self, _: Any) -> Any:
         raise self.error
 
     async def close(self) -> None: ...
 
 
-@pytest.fixture(autouse=True)
-def _no_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.ops.api.app._Pools", Away)
+def without_database(settings: Settings) -> Any:
+    away: Any = Away()
+    return create_app(settings, away)
 
 
 @cache
 def app_of(*, guarded: bool) -> Any:
-    return create_app(GUARDED if guarded else OPEN)
+    return without_database(GUARDED if guarded else OPEN)
 
 
 async def asked(

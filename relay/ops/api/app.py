@@ -37,16 +37,17 @@ from relay.settings import ContextSettings, Settings
 #: The connections for one context, and the time limit of a page in milliseconds.
 _CONNECTIONS: Final = 4
 _LIMIT_MS: Final = "10000"
-#: How long a connection is used for one answer, in seconds.
-_SILENCE_S: Final = 15.0
 #: How long files of an archive are read for one answer, in seconds.
 _PATIENCE_S: Final = 20.0
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
 
 
-def create_app(settings: Settings) -> Door:
-    """Return the ASGI application for a configuration. It connects when it is first asked."""
-    pools = _Pools(settings.max_connections)
+def create_app(settings: Settings, pools: ContextPools | None = None) -> Door:
+    """Return the ASGI application for a configuration. It connects when it is first asked.
+
+    ``pools``: its connections, which it closes; its own if none are given.
+    """
+    pools = pools or ContextPools(settings.max_connections)
 
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
@@ -88,10 +89,14 @@ def create_app(settings: Settings) -> Door:
     return Door(RequestContextMiddleware(app), Doorkeeper(settings.ops), as_page)
 
 
-class _Pools:
-    """A few connections for each context, made at the first question about it."""
+class ContextPools:
+    """A few connections for each context, made at the first question about it.
 
-    def __init__(self, most: int) -> None:
+    ``most``: for each server. ``silence``: how long a connection is used for one answer, in seconds.
+    """
+
+    def __init__(self, most: int, *, silence: float = 15.0) -> None:
+        self.silence = silence
         self._budgets = Budgets(most)
         self._pools: dict[str, Pool] = {}
 
@@ -108,26 +113,27 @@ class _Pools:
                 configure=_limited,
             )
             await pool.open()
-        yield partial(_in_time, self._pools[context.name].connection)
+        yield partial(_in_time, self._pools[context.name].connection, self.silence)
 
     async def close(self) -> None:
+        """Close all connections. Raises nothing."""
         for pool in self._pools.values():
             await pool.close()
 
 
 @asynccontextmanager
-async def _in_time(lend: Source) -> AsyncIterator[Connection]:
+async def _in_time(lend: Source, seconds: float) -> AsyncIterator[Connection]:
     """Lend a connection for a limited time. Raises DatabaseUnreachable after it.
 
     A server that runs ends a statement itself. One that hangs keeps no time.
     """
     try:
-        async with asyncio.timeout(_SILENCE_S) as limit, lend() as conn:
+        async with asyncio.timeout(seconds) as limit, lend() as conn:
             yield conn
     except TimeoutError:
         if not limit.expired():
             raise
-        raise DatabaseUnreachable(f"no answer within {_SILENCE_S:g} s") from None
+        raise DatabaseUnreachable(f"no answer within {seconds:g} s") from None
 
 
 async def _limited(conn: Connection) -> None:

@@ -41,17 +41,18 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-#: For how long an answer is given again, in seconds, to any number of callers.
-_FRESH_S: Final = 1.0
 _MAX_KNOWN: Final = 200
 Answer = TypeVar("Answer")
 
 
 class Recent:
-    """Answers of the last second. So the servers answer each question at most once a second."""
+    """Answers of the last second. So the servers answer each question at most once a second.
 
-    def __init__(self, fresh_s: float = _FRESH_S) -> None:
-        self._fresh_s = fresh_s
+    ``fresh_s``: for how long an answer is given again, in seconds, to any number of callers.
+    """
+
+    def __init__(self, fresh_s: float = 1.0) -> None:
+        self.fresh_s = fresh_s
         self.forget()
 
     async def ask(self, ops: Ops, query: Query[Answer]) -> Answer:
@@ -63,11 +64,11 @@ class Recent:
         answers = self._known
         async with self._locks[name]:
             at, known = answers.get(name, (-math.inf, None))
-            if time.monotonic() - at > self._fresh_s:
+            if time.monotonic() - at > self.fresh_s:
                 known = (await ops.queries.ask_async(query)).unwrap()
                 now = time.monotonic()
                 # Pages may be large, and nobody gets an old one.
-                for old in [it for it, (at, _) in answers.items() if now - at > self._fresh_s]:
+                for old in [it for it, (at, _) in answers.items() if now - at > self.fresh_s]:
                     del answers[old]
                 answers[name] = (now, known)
             answer: Answer = known
