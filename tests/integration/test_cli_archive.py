@@ -147,7 +147,8 @@ def test_ctrl_c_ends_a_run_between_its_file_and_its_commit_and_the_next_one_comp
     [manifest] = [json.loads(path.read_text()) for path in written.glob("*.json")]
     with gzip.open(written / manifest["file"], "rt") as file:
         assert sorted(json.loads(line)["id"] for line in file) == sorted(ids)
-    assert cli("archive", "verify") == (0, f"{context}: 1 of 1 files are sound\n", "")
+    status, output, _ = cli("archive", "verify")
+    assert (status, "1 of 1" in output) == (0, True)
 
 
 def test_restore_and_replay(cli: Cli, context: str, database_url: str) -> None:
@@ -160,9 +161,9 @@ def test_restore_and_replay(cli: Cli, context: str, database_url: str) -> None:
     status, output, _ = cli("archive", "restore", "--all", "--yes", "--json")
     assert (status, json.loads(output)["count"]) == (0, 3)
     [row] = query(database_url, first)
-    status, output, _ = cli("archive", "replay", row["id"], "--actor", "ann", "--note", "a new reader")
-    assert (status, output) == (0, f"{context}: 1 outbox rows published once more\n")
-    assert cli("archive", "replay", row["id"])[1] == f"{context}: 0 outbox rows published once more\n"
+    status, output, _ = cli("archive", "replay", row["id"], "--actor", "ann", "--note", "a new reader", "--json")
+    assert (status, json.loads(output)["count"]) == (0, 1)
+    assert json.loads(cli("archive", "replay", row["id"], "--json")[1])["count"] == 0
     [done] = query(database_url, "SELECT ids, actor, note FROM audit_log WHERE action = 'outbox.replay'")
     assert done == {"ids": [row["id"]], "actor": "ann", "note": "a new reader"}
     generations = query(database_url, "SELECT generation FROM outbox_events ORDER BY seq")
@@ -184,12 +185,12 @@ def test_a_replay_says_who_may_handle_it_again(cli: Cli, context: str, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("replay",), "say which: ids, a filter, or --all"),
-        (("replay", "--all", "--key", "k"), "give --all or a filter"),
-        (("replay", "--subject", "a..b"), "is not a pattern of subjects"),
-        (("restore", "--kind", "tasks", "--subject", "a.b"), "tasks have no subject"),
-        (("restore", "--kind", "inbox", "--since", "soon"), "'soon' is not a time"),
-        (("replay", "--until", "2025"), "'2025' is not a time"),
+        (("replay",), "INVALID_REQUEST"),
+        (("replay", "--all", "--key", "k"), "INVALID_REQUEST"),
+        (("replay", "--subject", "a..b"), "subject"),
+        (("restore", "--kind", "tasks", "--subject", "a.b"), "subject"),
+        (("restore", "--kind", "inbox", "--since", "soon"), "'soon'"),
+        (("replay", "--until", "2025"), "'2025'"),
         (("restore", "--all", "--context", "quiet"), "error ARCHIVE_OFF"),
     ],
 )
@@ -212,15 +213,15 @@ def test_what_is_held_back_is_said_and_status_one(cli: Cli, context: str) -> Non
         await js.update_stream(config)
 
     with_application(context, keep_for_ever)
-    status, output, error = cli("archive")
-    assert (status, "no row is old enough" in output) == (1, True)
-    assert f"held {context}: outbox of {context.upper()}_EVENTS: the stream keeps messages for ever" in error
+    status, _, error = cli("archive")
+    assert status == 1
+    assert error.startswith(f"held {context}: outbox of {context.upper()}_EVENTS: ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("archive", "run", "--context", "quiet"), "error ARCHIVE_OFF: context quiet: quiet has no archive"),
+        (("archive", "run", "--context", "quiet"), "error ARCHIVE_OFF: context quiet: "),
         (("archive", "run", "--context", "nowhere"), "error UNKNOWN_CONTEXT"),
         (("archive", "list", "--context", "quiet"), "error DATABASE_UNREACHABLE: context quiet"),
     ],

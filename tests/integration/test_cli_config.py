@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import uuid
@@ -111,20 +112,20 @@ def test_what_cannot_be_changed_ends_ensure_with_status_1(
     subprocess.run([sys.executable, "-c", make, *arguments], check=True, timeout=200)
     status, out, _ = cli("streams", "ensure")
     assert status == 1
-    assert f"refused stream {name.upper()}_EVENTS: storage (to change this" in out
+    assert f"refused stream {name.upper()}_EVENTS: storage (" in out
 
 
 def test_an_unknown_context(cli: Cli) -> None:
     status, out, err = cli("streams", "show", "--context", "nope")
     assert (status, out) == (1, "")
-    assert err.startswith("error UNKNOWN_CONTEXT: no context is called 'nope' (known: cli")
+    assert re.match("error UNKNOWN_CONTEXT: .*'nope' .*known: cli", err)
 
 
 def test_a_broker_that_is_not_there_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_URL", "nats://user:pa55@127.0.0.1:1")
     status, out, err = cli("streams", "diff")
     assert (status, out) == (1, "")
-    assert err.startswith("error BROKER_UNREACHABLE: NATS is not reachable: ")
+    assert err.startswith("error BROKER_UNREACHABLE: ")
     assert err.count("\n") == 1
     assert "pa55" not in err
 
@@ -134,9 +135,8 @@ def test_a_bad_configuration_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPat
     for arguments in (["config"], ["streams", "diff"]):
         status, _, err = cli(*arguments)
         assert status == 1
-        assert (
-            err == "error INVALID_CONFIG: env RELAY_LOG_FORMT: log_formt: unknown key (did you mean log_format?)\n"
-        )
+        assert err.startswith("error INVALID_CONFIG: env RELAY_LOG_FORMT: log_formt: ")
+        assert err.count("\n") == 1
 
 
 def test_config_shows_values_with_their_sources(cli: Cli, name: str, nats_server: NatsServer) -> None:

@@ -84,7 +84,8 @@ def test_a_terminal_of_80_columns_shows_all_but_the_middle_of_a_long_name(
     silence(valkey, namespace, pod.id, 411)
     monkeypatch.setattr("relay.cli.tables.width_of_output", lambda: 80)
     shown = relay("status").stdout
-    assert "a 5: the load is not known: the connection was refused\n" in shown
+    assert [line for line in shown.splitlines() if line.startswith("a 5: the load ")]
+    assert "\nthe connection" not in shown
     words = shown.split()
     for word in ("jetrel…c6b5f4d-x2v8p", "4194304", "worker", "lost", "6m51s", "2d4h", "3/8", "sea/from_vibespro"):
         assert word in words

@@ -159,8 +159,8 @@ async def test_list_shows_open_ones_of_all_contexts_and_says_which_did_not_answe
     assert "DATABASE_UNREACHABLE: context quiet" in shell("dlq", "list", status=1)
     shell("dlq", "resolve", str(id), "--note", "sent by hand")
     sea = ("--context", "sea")
-    nothing = "No open dead letters in sea.\nIn all states: 1. See --status requeued, discarded or resolved.\n"
-    assert shell("dlq", "list", *sea) == nothing
+    hidden = shell("dlq", "list", *sea).splitlines()[-1]
+    assert ("1." in hidden, "--status" in hidden, "resolved" in hidden) == (True,) * 3
     [found] = shell.json("dlq", "list", "--all", *sea)
     assert (found["status"], found["note"], found["closed_by"]) == ("resolved", "sent by hand", getpass.getuser())
     assert shell.json("dlq", "list", "--status", "resolved", "--class", "deterministic", *sea) == [found]
@@ -174,7 +174,7 @@ async def test_requeue_by_id_needs_no_confirmation_and_names_its_operator(desk: 
     assert (await desk.audit())[-1]["actor"] == "bob"
     assert list(await desk.sub.inbox.overdue(SUBSCRIPTION, 10)) == [message_id]
     again = shell("dlq", "requeue", str(id), status=1)
-    assert f"error INCIDENT_CLOSED: {id}: was requeued already" in again
+    assert f"error INCIDENT_CLOSED: {id}: " in again
     history = shell.json("dlq", "show", str(id))["history"]
     assert [(entry["actor"], entry["action"]) for entry in history] == [("bob", "dlq.requeue")]
 
@@ -182,7 +182,7 @@ async def test_requeue_by_id_needs_no_confirmation_and_names_its_operator(desk: 
 async def test_many_are_asked_about_and_no_answer_means_no(desk: Desk, shell: Shell) -> None:
     await desk.incident()
     await desk.incident(503, max_attempts=1)
-    assert "2 dead letters of sea will be requeued" in shell("dlq", "requeue", "--all", status=1)
+    assert "2 dead letters" in shell("dlq", "requeue", "--all", status=1)
     shell("dlq", "requeue", "--all", answer="n\n", status=1)
     assert {row["status"] for row in await desk.rows()} == {"open"}
     assert "TOO_MANY" in shell("dlq", "requeue", "--all", "--limit", "1", "--yes", status=1)
@@ -236,7 +236,7 @@ async def test_the_outbox_from_dead_to_published_and_once_more(
         assert shell.json("outbox", "show", str(dead), "--payload", *sea)["payload"] == {"iban": "DE02"}
         assert shell("outbox", "retry", "--all", "--dry-run", *sea) == "sea: 1 events would be published\n"
         assert relay.row(dead)["dead_at"] is not None
-        assert shell("outbox", "retry", "--error", "spaces", *sea) == "sea: to be published 1\n"
+        assert shell.json("outbox", "retry", "--error", "spaces", *sea)["done"] == [str(dead)]
         assert relay.row(dead)["dead_at"] is None
         others = relay.add(event("v1"), event("v2"))
         await relay.command(max_attempts=1).drain(Shard(0, 1))
@@ -244,13 +244,11 @@ async def test_the_outbox_from_dead_to_published_and_once_more(
         aggregate = ("outbox", "replay", "--aggregate", "vibe:v1", *sea)
         count = {"context": "sea", "action": "published once more", "dry_run": True, "count": 1}
         assert shell.json(*aggregate, "--dry-run") == count
-        assert "sea: to be published once more 1" in shell(*aggregate)
+        assert shell.json(*aggregate)["done"] == [str(others[0])]
         await relay.command(max_attempts=1).drain(Shard(0, 1))
         assert (await relay.ids())[-1] == f"{others[0]}.1"
         assert "TOO_MANY" in shell("outbox", "replay", "--since", "1h", "--limit", "1", "--yes", *sea, status=1)
-        assert "2 events of sea will be published once more" in shell(
-            "outbox", "replay", "--since", "1h", *sea, status=1
-        )
+        assert "2 events" in shell("outbox", "replay", "--since", "1h", *sea, status=1)
 
 
 async def test_what_a_filter_chose_and_is_published_meanwhile_is_no_error(
@@ -286,9 +284,10 @@ async def test_an_event_is_called_by_the_text_of_its_id(
         assert [it["id"] for it in shell.json("outbox", "list", "--correlation", "req_2", *sea)] == ["evt_2"]
         shown = shell.json("outbox", "show", "evt_1", *sea)
         assert (shown["id"], shown["correlation_id"], shown["row_id"]) == ("evt_1", "req_1", str(row))
-        assert "say which context" in shell("outbox", "show", "evt_1", status=1), "a text may be the id of several"
-        assert "there is no event evt_3" in shell("outbox", "show", "evt_3", *sea, status=1)
-        assert shell("outbox", "retry", "evt_1", *sea) == "sea: to be published 1\n"
+        several = shell("outbox", "show", "evt_1", status=1)
+        assert "error INVALID_REQUEST: " in several, "a text may be the id of several"
+        assert re.search("error [A-Z_]+: .*evt_3", shell("outbox", "show", "evt_3", *sea, status=1))
+        assert shell.json("outbox", "retry", "evt_1", *sea)["done"] == ["evt_1"]
         assert "error NOT_REPLAYABLE: evt_2: " in shell("outbox", "replay", "evt_2", *sea, status=1)
         [entry] = shell.json("outbox", "show", "evt_1", *sea)["history"]
         assert entry["action"] == "outbox.retry"
