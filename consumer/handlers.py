@@ -203,8 +203,9 @@ def handles(kind: str | type, *, version: int | None = None) -> Callable[[Functi
 
     ``kind``: an event type, a command's name ``domain.action``, or a class registered with ``@event`` or
     ``@command``, which brings its version. Otherwise the version is 1 by default.
-    See the module's docstring. Raises InvalidHandler when the function cannot be called as declared, when the
-    event or command has a handler in the same module already, or when none can have that type and version.
+    The module's docstring says what it may take. Raises InvalidHandler when the function cannot be called as
+    declared, when the event or command has a handler in the same module already, or when none can have that type
+    and version.
     """
     return lambda function: _of(function).handles(kind, version=version)(function)
 

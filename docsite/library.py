@@ -9,20 +9,20 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-#: What an application imports, and in which words a reader looks for it.
+#: What an application imports: in which words a reader looks for it, and the page with examples.
 MODULES: Final = {
-    "relay": "Events: write them in your transaction",
-    "consumer.handlers": "Handlers: Python functions for events and commands",
-    "tasks": "Tasks: work for later",
-    "relay.cron": "Cron jobs",
-    "relay.handler": "Handler services: the HTTP contract as a dependency",
-    "relay.bus": "Commands, queries and the unit of work",
-    "relay.tracing": "Spans: OpenTelemetry in your service",
+    "relay": ("Events: write them in your transaction", "write-events"),
+    "consumer.handlers": ("Handlers: Python functions for events and commands", "python-handlers"),
+    "tasks": ("Tasks: work for later", "tasks"),
+    "relay.cron": ("Cron jobs", "scheduling"),
+    "relay.handler": ("Handler services: the HTTP contract as a dependency", "http-handlers"),
+    "relay.bus": ("Commands, queries and the unit of work", "commands"),
+    "relay.tracing": ("Spans: OpenTelemetry in your service", "tracing"),
 }
 HEAD = """\
 # The Python library
 
-Written from the docstrings of what applications import. Of a member it has the first sentence;
+Written from the docstrings of what applications import. Of a module and of a member it has the first sentence;
 `help(relay.Outbox)`, or your editor, shows the rest. A name that is not on this page is internal, and may change
 in any release. Errors that have a code are on [a page of their own](errors.md). What `relay.testing` has is in
 [Test without servers](../how-to/test-without-servers.md).
@@ -31,6 +31,8 @@ in any release. Errors that have a code are on [a page of their own](errors.md).
 OURS = {"relay", "tasks", "consumer", "scheduler"}
 #: A default that prints an address, or the repr of an object.
 UNREADABLE = re.compile(r"<[^<>]*(?: object)? at 0x[0-9a-f]+>|<object[^<>]*>|<factory>")
+#: The type of an id, as its annotation prints with all that pydantic needs.
+ID = re.compile(r"(?:typing\.)?Annotated\[uuid\.UUID \| str, PlainValidator\([^()]*\)\]")
 
 
 def page() -> str:
@@ -39,13 +41,19 @@ def page() -> str:
 
 
 def _modules() -> Iterator[str]:
-    for name, title in MODULES.items():
+    described: set[int] = set()
+    for name, (title, page) in MODULES.items():
         module = importlib.import_module(name)
         yield f"## {title}: `{name}`\n"
-        yield _told(module.__doc__) + "\n"
+        yield f"{_sentence(module.__doc__)} [Examples](../how-to/{page}.md).\n"
         names = sorted(module.__all__, key=lambda it: (it.isupper(), it.lower()))
-        for public in names:
-            yield from _entry(public, getattr(module, public))
+        values = {public: getattr(module, public) for public in names}
+        for public, value in values.items():
+            if id(value) not in described:
+                yield from _entry(public, value)
+        if again := [public for public, value in values.items() if id(value) in described]:
+            yield "Also, as described above: " + ", ".join(f"`{public}`" for public in again) + ".\n"
+        described |= {id(value) for value in values.values() if not _is_error(value)}
         if errors := [name for name in names if _is_error(getattr(module, name))]:
             yield "Errors: " + ", ".join(f"`{name}`" for name in errors) + ".\n"
 
@@ -95,6 +103,7 @@ def _signature(name: str, value: Any) -> str:
         return ""
     parameters = [_shown(it) for it in found.parameters.values()]
     text = UNREADABLE.sub("…", str(found.replace(parameters=parameters))).replace("'", '"')
+    text = ID.sub("Id", text).replace("Optional[Id]", "Id | None")
     text = re.sub(r'(?<=: )"([^"]*)"|(?<=-> )"([^"]*)"', lambda it: it[1] or it[2], text)
     if inspect.isclass(value):
         text = text.removesuffix(" -> None")

@@ -30,7 +30,11 @@ from tests.pages import code
 pytestmark = pytest.mark.anyio
 ALL = RowFilter()
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "tables.md"
-TABLE = {ArchiveKind.OUTBOX: "outbox_events", ArchiveKind.INBOX: "inbox_messages", ArchiveKind.TASKS: "task_outbox"}
+TABLE = {
+    ArchiveKind.OUTBOX: "outbox_events",
+    ArchiveKind.INBOX: "inbox_messages",
+    ArchiveKind.TASKS: "task_outbox",
+}
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def unseen(_done: int, _total: int | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ArchiveKind)
-async def test_a_line_has_the_columns_of_its_table_in_the_order_of_the_page(archive: Archive, kind: ArchiveKind) -> None:
+async def test_a_line_has_the_columns_on_the_page_in_their_order(archive: Archive, kind: ArchiveKind) -> None:
     await archive.events(1)
     archive.messages(1)
     archive.tasks(1)
