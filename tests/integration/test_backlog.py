@@ -73,7 +73,7 @@ def fill(conn: Connection) -> None:
 def full(conn: Connection) -> None:
     """Have the outbox brake its producers."""
     conn.execute(
-        "UPDATE relay_wakeup SET brake = 'delay', brake_reason = 'the outbox of sea is full',"
+        "UPDATE relay_wakeup SET brake = 'delay', brake_reason = 'sea is full',"
         " brake_since = %s, brake_until = clock_timestamp() + interval '1 hour'",
         [NEW],
     )
@@ -212,7 +212,7 @@ def test_relay_backlog_prints_each_context(conn: Connection, database_url: str, 
     assert (lines[1][:5], lines[1][-1]) == (["sea", "outbox", "3", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], "1")
     assert (lines[2][:4], lines[2][-2:]) == (["inbox", "4", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], ["1", "2"])
     since = f"{NEW:%Y-%m-%dT%H:%M:%SZ}"
-    assert " ".join(lines[3]) == f"producers are delayed: the outbox of sea is full (since {since})"
+    assert " ".join(lines[3]) == f"producers are delayed: sea is full (since {since})"
 
 
 def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path: Path) -> None:
