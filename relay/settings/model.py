@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -225,15 +225,7 @@ class SubscriptionSettings(HttpSettings):
 
     def consumer_spec(self) -> ConsumerSpec:
         """Return what the broker must hold."""
-        return ConsumerSpec(
-            stream=self.stream,
-            durable=self.durable,
-            filter_subject=self.filter_subject,
-            ack_wait=self.ack_wait,
-            max_deliver=self.max_deliver,
-            max_ack_pending=self.max_ack_pending,
-            start_at=self.start_at,
-        )
+        return ConsumerSpec(**{field.name: getattr(self, field.name) for field in fields(ConsumerSpec)})
 
 
 class QueriesSettings(Section):
