@@ -89,14 +89,6 @@ class Answerable:
         known = {name for key, field in self.kind.model_fields.items() for name in (key, field.alias)}
         return self.kind(**{name: value for name, value in fields.items() if name in known})
 
-    def ask(self, query: Query[Any]) -> Maybe[Any]:
-        """Answer in this thread. Raises what the handler raises."""
-        return self.bus.ask(query)
-
-    async def ask_async(self, query: Query[Any]) -> Maybe[Any]:
-        """Answer on the event loop. Raises what the handler raises."""
-        return await self.bus.ask_async(query)
-
 
 def load_queries(module: str, takes: Callable[[str], bool]) -> dict[str, Answerable]:
     """Import a module; return the queries with a subject of the buses in it, by their subjects.

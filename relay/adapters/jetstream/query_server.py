@@ -132,10 +132,10 @@ class AnswerQueries:
     async def _ask(self, answerable: Answerable, body: bytes) -> Maybe[Any]:
         query = answerable.query(querying.read_query(body))
         if answerable.waits:
-            return await answerable.ask_async(query)
+            return await answerable.bus.ask_async(query)
         assert self._slots is not None
         failed: list[BaseException] = []
-        result = await self._slots.in_thread(lambda: answerable.ask(query), failed.append)
+        result = await self._slots.in_thread(lambda: answerable.bus.ask(query), failed.append)
         if failed:
             raise failed[0]
         assert result is not None
