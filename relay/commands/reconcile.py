@@ -308,8 +308,6 @@ def pages(first: int, last: int, page: int) -> Iterator[tuple[int, int]]:
 #: Older messages are not checked: the inbox need not keep its rows for longer.
 HORIZON: Final = timedelta(hours=24)
 
-_LIMITS: Final = AuditLimits()
-
 
 class ReceivedMessages(Protocol):
     """Looks messages up in the inbox, by id and by place. Both methods raise DatabaseUnreachable."""
@@ -349,7 +347,7 @@ class FindMissing:
     auditor: StreamAuditor
     inbox: ReceivedMessages
     horizon: timedelta = HORIZON
-    limits: AuditLimits = _LIMITS
+    limits: AuditLimits = AuditLimits()
 
     async def run(self, page: int | None = None, progress: Progress = nobody) -> InboxReport:
         """Compare the page of this number and the latest one, or everything if ``page`` is None.

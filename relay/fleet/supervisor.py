@@ -71,9 +71,6 @@ class SupervisorTimes:
     same_signal: float = SIGTERM_DEDUP_WINDOW_S
 
 
-SUPERVISOR_TIMES: Final = SupervisorTimes()
-
-
 class Supervisor:
     """Runs until SIGTERM or SIGINT, then lets the workers finish. SIGHUP replaces them, one after another.
 
@@ -85,7 +82,7 @@ class Supervisor:
         settings: Settings,
         rules: ScalingRules,
         options: FleetOptions,
-        times: SupervisorTimes = SUPERVISOR_TIMES,
+        times: SupervisorTimes = SupervisorTimes(),
     ) -> None:
         self._settings, self._rules, self._options, self._times = settings, rules, options, times
         self._this = this_process("fleet", f"{uuid4().hex[:12]}-{os.getpid()}")

@@ -131,15 +131,12 @@ class FetchTimes:
     seldom: float = 0.2
 
 
-FETCH_TIMES: Final = FetchTimes()
-
-
 def create_broker(
     url: str,
     *,
     namespace: str,
     middleware: Sequence[Middleware],
-    times: FetchTimes = FETCH_TIMES,
+    times: FetchTimes = FetchTimes(),
     wakeup_times: WakeupTimes = WAKEUP_TIMES,
     **access: Any,
 ) -> RelayBroker:
@@ -153,7 +150,7 @@ def create_broker(
 class RelayBroker(RedisBroker):
     """RedisBroker with a blocking wait on its queues, bulk enqueueing and bulk acknowledgements."""
 
-    def __init__(self, *, wakeups: Wakeups, times: FetchTimes = FETCH_TIMES, **options: Any) -> None:
+    def __init__(self, *, wakeups: Wakeups, times: FetchTimes = FetchTimes(), **options: Any) -> None:
         super().__init__(**options)
         self.wakeups, self.times = wakeups, times
         self.unacknowledged: dict[str, list[str]] = {}
@@ -297,7 +294,7 @@ class Capacity:
     A worker holds at most ``least`` messages of a share where messages are slow, ``most`` where they are quick.
     """
 
-    def __init__(self, least: int, most: int, times: FetchTimes = FETCH_TIMES) -> None:
+    def __init__(self, least: int, most: int, times: FetchTimes = FetchTimes()) -> None:
         self.least, self._most, self._times = least, most, times
         self._paces: dict[str, _Pace] = {}
         self._shares: dict[str, str] = {}

@@ -50,9 +50,6 @@ class ConsumerLimits:
     unsent_bytes: int = 1_000_000
 
 
-CONSUMER_LIMITS: Final = ConsumerLimits()
-
-
 class _RequestEndedError(BrokerUnreachable):
     """The server has ended a pull request, for example because it knows no such consumer."""
 
@@ -71,7 +68,7 @@ class NatsJetStreamConsumer:
         stream: str,
         durable: str,
         max_bytes: int = _MAX_REQUEST_BYTES,
-        limits: ConsumerLimits = CONSUMER_LIMITS,
+        limits: ConsumerLimits = ConsumerLimits(),
     ) -> None:
         self._connection = connection
         self._max_bytes, self._limits = max_bytes, limits

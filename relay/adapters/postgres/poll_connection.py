@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg.errors import InvalidSqlStatementName
@@ -40,9 +40,6 @@ class PollTimes:
     answer: float = 4.0
 
 
-_TIMES: Final = PollTimes()
-
-
 class PollConnection:
     """A connection for the same short questions, asked all day. Meanwhile it receives notifications.
 
@@ -53,7 +50,7 @@ class PollConnection:
     """
 
     def __init__(
-        self, url: str, channel: str, hear: Callable[[str | None], None], times: PollTimes = _TIMES
+        self, url: str, channel: str, hear: Callable[[str | None], None], times: PollTimes = PollTimes()
     ) -> None:
         self._url, self._channel, self._hear, self._times = url, channel, hear, times
         self._lock = asyncio.Lock()

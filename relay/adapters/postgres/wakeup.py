@@ -50,9 +50,6 @@ class DuePollTimes:
     polls: PollTimes = field(default_factory=PollTimes)
 
 
-_TIMES: Final = DuePollTimes()
-
-
 @dataclass(frozen=True, slots=True)
 class DueEvents:
     """How many events wait to be published, and the lanes of their keys: one bit for each lane."""
@@ -68,7 +65,7 @@ class DueEvents:
 class Wakeup:
     """Asks whether anything is due, and receives hints, on a connection of its own."""
 
-    def __init__(self, pool: Pool, url: str, times: DuePollTimes = _TIMES) -> None:
+    def __init__(self, pool: Pool, url: str, times: DuePollTimes = DuePollTimes()) -> None:
         self._pool, self._times = pool, times
         self._polls = PollConnection(url, CHANNEL, self._hear, times.polls)
         self.brake = ProducerBrake(pool, self._polls.ask)
