@@ -56,20 +56,6 @@ class InboxBacklog:
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxSize:
-    """About how many ``events`` the outbox holds, published ones too, by the server's statistics."""
-
-    events: int
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """How late publishing is: the ``seconds`` since the earliest overdue event was due; 0 if none is overdue."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Brake:
     """What a full outbox does to its producers: the ``action``, why, and since when. None: nothing."""
 
@@ -151,11 +137,15 @@ class SubscriptionBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlogs:
-    """Everything that waits in a context, and how much its outbox holds."""
+    """Everything that waits in a context, and how much its outbox holds.
+
+    ``held``: about how many events the outbox holds, published ones too, by the server's statistics. ``overdue``:
+    how late publishing is, the seconds since the earliest overdue event was due; 0 if none is overdue.
+    """
 
     outbox: OutboxBacklog
-    held: OutboxSize
-    overdue: Overdue
+    held: int
+    overdue: float
     inbox: Sequence[SubscriptionBacklog]
     tasks: TaskBacklog
     incidents: Sequence[Waiting]

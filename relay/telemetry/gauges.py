@@ -28,7 +28,7 @@ _CLASSES: Final = [kind.value for kind in DeadLetterClass]
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A gauge: one attribute of the items of one part of the backlogs."""
+    """A gauge: one attribute of the items of one part of the backlogs; "" if the part is the number itself."""
 
     name: str
     text: str
@@ -38,14 +38,14 @@ class Gauge:
 
 _AGE: Final = "oldest_age_seconds"
 GAUGES: Final = (
-    Gauge("outbox_events", "About how many events the outbox holds, published ones too.", "held", "events"),
+    Gauge("outbox_events", "About how many events the outbox holds, published ones too.", "held", ""),
     Gauge("outbox_waiting", "Events that are neither published nor dead.", "outbox", "waiting"),
     Gauge("outbox_oldest_age_seconds", "How long the oldest of them has waited.", "outbox", "waiting_age_seconds"),
     Gauge(
         "outbox_overdue_seconds",
         "How long the first event that should have left waits.",
         "overdue",
-        "seconds",
+        "",
     ),
     Gauge("outbox_braking", "Whether the outbox is full and brakes its producers.", "brake", "braking"),
     Gauge("outbox_dead", "Events that were given up and wait for an operator.", "outbox", "dead"),
@@ -159,7 +159,7 @@ class BacklogGauges(Collector):
                 values.append(item.subscription if item.subscription in self._subscriptions[context] else OTHER)
             if "class" in labels:
                 values.append(item.kind)
-            yield tuple(values), float(getattr(item, gauge.attribute))
+            yield tuple(values), float(getattr(item, gauge.attribute) if gauge.attribute else item)
 
 
 def _merged(gauge: Gauge, one: float, other: float) -> float:

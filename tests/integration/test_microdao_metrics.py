@@ -19,7 +19,7 @@ LABELS: dict[str, list[str]] = {"subscription": [], "stream": [], "job": [], "ty
 
 async def held(url: str) -> int:
     async with open_backlog_reader(url) as reader:
-        return (await reader.backlogs()).held.events
+        return (await reader.backlogs()).held
 
 
 async def test_section_15_the_total_count_is_estimated_without_reading_the_table(database_url: str) -> None:

@@ -16,8 +16,6 @@ from relay.domain import facts
 from relay.domain.backlogs import (
     Backlogs,
     OutboxBacklog,
-    OutboxSize,
-    Overdue,
     SubscriptionBacklog,
     TaskBacklog,
     Waiting,
@@ -175,8 +173,8 @@ def test_what_is_expected_later_begins_at_zero_and_keeps_what_was_counted() -> N
 def sample(**changes: Any) -> BacklogsSampled:
     parts: dict[str, Any] = {
         "outbox": OutboxBacklog(5, NOW, 3, 61.5, 2),
-        "held": OutboxSize(1_000),
-        "overdue": Overdue(13),
+        "held": 1_000,
+        "overdue": 13,
         "inbox": [SubscriptionBacklog(subscription="inward", count=4, oldest_age_seconds=7, failed_attempts=1)],
         "tasks": TaskBacklog(count=5, oldest_age_seconds=8, delayed=6, failed=7),
         "incidents": [Waiting(subscription="inward", kind="poison", count=9, oldest_age_seconds=10)],

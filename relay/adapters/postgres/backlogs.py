@@ -17,8 +17,6 @@ from relay.domain.backlogs import (
     FullInbox,
     InboxBacklog,
     OutboxBacklog,
-    OutboxSize,
-    Overdue,
     SubscriptionBacklog,
     TaskBacklog,
     Waiting,
@@ -86,10 +84,12 @@ class PostgresBacklogReader:
     async def backlogs(self) -> Backlogs:
         """Return the backlogs for the metrics."""
         async with self._source() as conn:
+            [(held,)] = await query(conn, "outbox/held")
+            [(overdue,)] = await query(conn, "outbox/overdue", limit=self._counted)
             return Backlogs(
                 outbox=await self._table(conn, "outbox", OutboxBacklog),
-                held=await _one(conn, "outbox/held", OutboxSize),
-                overdue=await _one(conn, "outbox/overdue", Overdue, {"limit": self._counted}),
+                held=held,
+                overdue=overdue,
                 inbox=await self._subscriptions(conn),
                 tasks=await _one(conn, "tasks/backlog", TaskBacklog, {"limit": self._counted}),
                 incidents=await _all(conn, "incidents/open", Waiting),
