@@ -4,7 +4,7 @@ Needs the extra ``embedded``. The servers are for development and tests. They li
 a random password in its directory and requires it from clients, so other users of the machine cannot connect.
 """
 
-from relay.devstack.errors import DevStackError, MissingExtraError, ServerFailed, ServerNotUp, StackBusy
+from relay.devstack.errors import ServerFailed, ServerNotUp, StackBusy
 from relay.devstack.nats import NatsServer
 from relay.devstack.postgres import PostgresServer
 from relay.devstack.processes import spawn
@@ -14,8 +14,6 @@ from relay.devstack.valkey import ValkeyServer
 
 __all__ = [
     "DevStack",
-    "DevStackError",
-    "MissingExtraError",
     "NatsServer",
     "PostgresServer",
     "Server",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from relay.domain.errors import MissingExtraError, RelayError
 
-__all__ = ["DevStackError", "MissingExtraError", "ServerFailed", "ServerNotUp", "StackBusy", "missing"]
-
 
 class DevStackError(RelayError):
     """The development stack cannot do what it was asked to."""

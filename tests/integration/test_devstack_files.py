@@ -9,7 +9,6 @@ import pytest
 
 from relay.devstack import (
     DevStack,
-    MissingExtraError,
     NatsServer,
     PostgresServer,
     Server,
@@ -17,6 +16,7 @@ from relay.devstack import (
     wheels,
 )
 from relay.devstack.as_root import Account, home_for, readable_package
+from relay.domain.errors import MissingExtraError
 
 NOBODY = Account(65534, 65534)
 

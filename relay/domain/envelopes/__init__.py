@@ -4,7 +4,7 @@ An application's own envelope is an `Envelope` too, see `relay.domain.envelopes.
 envelope or the name of one of ours.
 
 Encoding adds text around the stored payload and never parses it. Every value that is inserted into
-JSON comes from a checked alphabet (tokens, timestamps) or goes through `json_text`.
+JSON comes from a checked alphabet (tokens, timestamps) or goes through `relay.domain.envelopes.event.json_text`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import UUID
 
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor, actor_of, read_actor
 from relay.domain.envelopes.cloudevents import CLOUDEVENTS
-from relay.domain.envelopes.event import Envelope, Incoming, Outgoing, Own, by_version, json_text
+from relay.domain.envelopes.event import Envelope, Incoming, Outgoing, Own, by_version
 from relay.domain.envelopes.handler import HANDLER
 from relay.domain.envelopes.message_envelope import MESSAGE_ENVELOPE
 from relay.domain.envelopes.raw import RAW
@@ -41,7 +41,6 @@ from relay.domain.subject import check_type, check_version
 from relay.domain.traceparent import TRACEPARENT, Trace, find
 
 __all__ = [
-    "DEFAULT_ENVELOPE",
     "ENVELOPES",
     "MSG_ID",
     "Envelope",
@@ -54,14 +53,12 @@ __all__ = [
     "encode",
     "handler_request",
     "headers_of",
-    "json_text",
     "read_request",
 ]
 
-DEFAULT_ENVELOPE: Final = "handler"
 #: The envelopes by their names in the settings.
 ENVELOPES: Final[Mapping[str, Envelope]] = {
-    DEFAULT_ENVELOPE: HANDLER,
+    "handler": HANDLER,
     "message-envelope": MESSAGE_ENVELOPE,
     "cloudevents": CLOUDEVENTS,
     "raw": RAW,
