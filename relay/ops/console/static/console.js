@@ -54,6 +54,10 @@
   }, 5000);
   document.body.addEventListener("htmx:response:error", () => say("The last refresh failed; trying again.", true));
   document.body.addEventListener("htmx:error", () => say("No answer; trying again.", true));
+  // A refresh that was asked for before somebody began to select must not move the rows under their hand.
+  document.body.addEventListener("htmx:before:swap", (event) => {
+    if (event.target.id === "live" && busy()) event.preventDefault();
+  });
   document.body.addEventListener("htmx:after:swap", () => { say(""); count(); });
 
   // --- the strip of pages of a narrow screen begins where we are ---
