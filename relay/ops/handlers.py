@@ -11,7 +11,7 @@ from relay.adapters.postgres.actions import Actions
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.incidents import PostgresParkedKeys
-from relay.adapters.postgres.paging import Page, Row
+from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.pool import query as select
 from relay.adapters.postgres.schedule import PostgresSchedule
@@ -33,11 +33,13 @@ _EVEN_LATER: Final = timedelta(days=-365)
 
 
 class RowHandlers:
-    """The databases of contexts, and buses over them. All raise UnknownContext, and DatabaseUnreachable."""
+    """The databases of contexts, and buses over them. All raise UnknownContext, and DatabaseUnreachable.
 
-    def __init__(self, contexts: Mapping[str, ContextSettings], sources: Sources) -> None:
-        self._contexts = contexts
-        self._sources = sources
+    ``window``: how many rows a short look reads in each order.
+    """
+
+    def __init__(self, contexts: Mapping[str, ContextSettings], sources: Sources, window: int = WINDOW) -> None:
+        self._contexts, self._sources, self._window = contexts, sources, window
 
     def _lend(self, context: str) -> AbstractAsyncContextManager[Source]:
         return self._sources(of_context(self._contexts, context))
@@ -140,7 +142,7 @@ class RowHandlers:
     @asynccontextmanager
     async def _store(self, kind: str, context: str) -> AsyncIterator[Any]:
         async with self._lend(context) as source:
-            yield KINDS[kind].store(source)
+            yield KINDS[kind].store(source, self._window)
 
 
 async def _unknown(schedule: PostgresSchedule, name: str) -> UnknownJob:

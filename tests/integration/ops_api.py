@@ -10,10 +10,12 @@ from typing import Any
 import httpx2
 
 from relay.ops.api.app import ContextPools, create_app
-from relay.ops.api.common import Ops
+from relay.ops.api.common import Ops, OpsLimits
 from relay.ops.console.overview import Flow
 from relay.settings import Settings
 from tests.unit.ops_support import TOKENS
+
+_LIMITS = OpsLimits()
 
 
 @dataclass
@@ -41,10 +43,14 @@ class Api:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, pools: ContextPools | None = None, *, base_url: str = "http://127.0.0.1:8085"
+    settings: Settings,
+    pools: ContextPools | None = None,
+    *,
+    limits: OpsLimits = _LIMITS,
+    base_url: str = "http://127.0.0.1:8085",
 ) -> AsyncIterator[Api]:
     """The API for a configuration, with its connections."""
-    app = create_app(settings, pools)
+    app = create_app(settings, pools, limits)
     fastapi = app._app._app
     async with (
         fastapi.router.lifespan_context(fastapi),

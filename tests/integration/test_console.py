@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
+from relay.ops.api.common import OpsLimits
 from relay.settings import Settings
 from tests.integration.console_pages import Browser, Page
 from tests.integration.console_rows import BITE, bite, fill, fill_more, number
@@ -33,8 +34,14 @@ def land(postgres: PostgresServer, administrator: Any, database_template: str) -
 
 
 @pytest.fixture
+def limits() -> OpsLimits:
+    """Those of the console. A test may have others."""
+    return OpsLimits()
+
+
+@pytest.fixture
 async def browser(
-    database_url: str, land: str, nats_server: NatsServer, valkey: ValkeyServer
+    database_url: str, land: str, nats_server: NatsServer, valkey: ValkeyServer, limits: OpsLimits
 ) -> AsyncIterator[Browser]:
     """The console as a browser of this machine asks it, with rows in two contexts."""
     fill(database_url, land)
@@ -46,7 +53,7 @@ async def browser(
     }
     servers = {"nats_url": nats_server.url, "redis_url": valkey.url}
     settings = Settings.model_validate({"contexts": contexts, **servers})
-    async with serving(settings) as api:
+    async with serving(settings, limits=limits) as api:
         yield Browser(api.client)
 
 
@@ -217,9 +224,9 @@ async def test_what_gives_up_can_be_undone(browser: Browser, kind: str, action: 
     assert not [it for it in again.links if "?ids=" in it]
 
 
-async def test_many_are_not_undone_by_an_address(browser: Browser, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("limits", [OpsLimits(shown=8)], ids=["few"])
+async def test_many_are_not_undone_by_an_address(browser: Browser) -> None:
     """It would be too long for a browser. The list finds them by their state."""
-    monkeypatch.setattr("relay.ops.console.row_actions._MAX_SHOWN", 8)
     done = await browser.send(f"{LETTERS}/discard", [("all", "1"), ("reason", "timeout"), ("note", "a slip")])
     assert done.outcome == ("9", "0")
     assert not [it for it in done.links if "?ids=" in it]
@@ -240,8 +247,8 @@ async def test_events_and_tasks_are_acted_on(browser: Browser, database_url: str
     assert actions == ["outbox.retry", "outbox.replay", "tasks.retry", "tasks.cancel"]
 
 
-async def test_a_filter_that_finds_too_many_changes_nothing(browser: Browser, monkeypatch: Any) -> None:
-    monkeypatch.setattr("relay.ops.console.row_actions.MOST", 5)
+@pytest.mark.parametrize("limits", [OpsLimits(rows=5)], ids=["few"])
+async def test_a_filter_that_finds_too_many_changes_nothing(browser: Browser) -> None:
     assert "TOO_MANY" in (await browser.open(f"{LETTERS}/requeue", 409, all="1")).text
     assert "TOO_MANY" in (await browser.send(f"{LETTERS}/requeue", [("all", "1")], 409)).text
     assert (await browser.open(LETTERS)).data("total") == "19"

@@ -10,25 +10,26 @@ import pytest
 import typer
 
 from relay.cli.archive import app as archive_commands
+from relay.ops.api.common import OpsLimits
 from relay.ops.console import archive as console
 from relay.settings import Settings
 from tests.integration.archiving import Archive
 from tests.integration.console_pages import Browser, Page
 from tests.integration.ops_api import serving
 from tests.integration.publishing import query
-from tests.integration.test_console import guarded
+from tests.integration.test_console import guarded, limits
 from tests.integration.test_ops_archive import archive, settings
 from tests.unit.ops_support import USERS
 
-__all__ = ["archive", "guarded", "settings"]
+__all__ = ["archive", "guarded", "limits", "settings"]
 pytestmark = pytest.mark.anyio
 TYPE = ("type", "vibe_created")
 
 
 @pytest.fixture
-async def browser(settings: Settings) -> AsyncIterator[Browser]:
+async def browser(settings: Settings, limits: OpsLimits) -> AsyncIterator[Browser]:
     """The console of a context whose archive has five events in three files."""
-    async with serving(settings) as api:
+    async with serving(settings, limits=limits) as api:
         yield Browser(api.client)
 
 
@@ -42,9 +43,7 @@ def verified(page: Page) -> tuple[str | None, ...]:
     return tuple(page.data(name) for name in ("sound", "damaged", "left"))
 
 
-async def test_files_are_verified_all_or_chosen(
-    browser: Browser, archive: Archive, here: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_files_are_verified_all_or_chosen(browser: Browser, archive: Archive, here: str) -> None:
     files = [found["value"] for tag, found in (await browser.open(here)).tags if found.get("name") == "ids"]
     assert len(files) == 3
     asked = await browser.open(f"{here}/verify", ids=files[:2])
@@ -64,7 +63,13 @@ async def test_files_are_verified_all_or_chosen(
         assert verified(await browser.send(f"{here}/verify", narrowed)) == ("0", "0", "0")
     assert "'x'" in (await browser.send(f"{here}/verify", [("files", "x")], 422)).text
     assert "since" in (await browser.send(f"{here}/verify", [("since", "long ago")], 422)).text
-    monkeypatch.setattr(console, "_MOST_FILES", 2)
+
+
+@pytest.mark.parametrize("limits", [OpsLimits(files=2)], ids=["few"])
+async def test_more_files_than_a_form_may_read_are_verified_by_a_command(
+    browser: Browser, archive: Archive, here: str
+) -> None:
+    every = [("kind", ""), ("since", ""), ("until", "")]
     command = f"relay archive verify --context {archive.relay.context}"
     assert command in (await browser.send(f"{here}/verify", every, 409)).text
 
@@ -119,10 +124,10 @@ async def test_a_form_that_does_not_do_says_why_and_keeps_what_was_said(browser:
     assert "UNKNOWN_CONTEXT" in (await browser.open("/contexts/none/archive/replay", 404)).text
 
 
+@pytest.mark.parametrize("limits", [OpsLimits(rows=4)], ids=["few"])
 async def test_what_is_too_much_is_not_begun_and_the_command_is_named(
-    browser: Browser, archive: Archive, here: str, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, archive: Archive, here: str
 ) -> None:
-    monkeypatch.setattr(console, "_MOST", 4)
     context = archive.relay.context
     for verb, more in (("restore", "--type vibe_created --kind outbox"), ("replay", "--type vibe_created")):
         command = f"or run: relay archive {verb} --context {context} {more}"

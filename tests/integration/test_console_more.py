@@ -10,9 +10,9 @@ from relay.devstack import ValkeyServer
 from tests.integration.console_pages import Browser
 from tests.integration.console_rows import number
 from tests.integration.publishing import query
-from tests.integration.test_console import browser, guarded, land
+from tests.integration.test_console import browser, guarded, land, limits
 
-__all__ = ["browser", "guarded", "land"]
+__all__ = ["browser", "guarded", "land", "limits"]
 pytestmark = pytest.mark.anyio
 HERE = "/contexts/land"
 

@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.adapters.postgres import operating
 from relay.adapters.postgres.messages import MessageFilter, PostgresMessageOperations
 from relay.adapters.postgres.operating import (
     EventFilter,
@@ -23,7 +22,7 @@ from relay.adapters.postgres.operating import (
 from relay.adapters.postgres.paging import IN_ORDER, Reach, ends
 from relay.adapters.postgres.sql import statement
 from relay.devstack import NatsServer, ValkeyServer
-from relay.ops.console import lists
+from relay.ops.api.common import OpsLimits
 from tests.integration.console_pages import Browser
 from tests.integration.crowded import events, messages, repeatable, tasks
 from tests.integration.ops_api import Api, configured, serving
@@ -140,15 +139,13 @@ def test_a_look_at_waiting_events_has_an_end_if_it_may_pass_over_many(database_u
 # --- and nobody takes a part for the whole ---
 
 
-@pytest.fixture(autouse=True)
-def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (operating, lists):
-        monkeypatch.setattr(module, "WINDOW", 3)
+#: A short look reads so few rows that ten are many.
+NARROW = OpsLimits(window=3)
 
 
 @pytest.fixture
 async def api(database_url: str, nats_server: NatsServer, valkey: ValkeyServer) -> AsyncIterator[Api]:
-    async with serving(configured(database_url, nats_server.url, valkey.url)) as api:
+    async with serving(configured(database_url, nats_server.url, valkey.url), limits=NARROW) as api:
         yield api
 
 

@@ -33,15 +33,16 @@ class Operations:
 
     ``kind`` is the room of its statements and the beginning of its actions in the audit log. ``state`` takes the
     columns that ``lock_many.sql`` reads besides the id: the facts that decide whether an action is allowed.
-    ``orders``: those in which its lists read rows, each by an index, and in which a short look ends somewhere.
+    ``orders``: those in which its lists read rows, each by an index, and in which a short look ends
+    somewhere: after ``window`` rows.
     """
 
     kind: ClassVar[str]
     state: ClassVar[Callable[..., Any]]
     orders: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, window: int = WINDOW) -> None:
+        self._source, self._window = source, window
 
     async def _page(
         self, name: str, parameters: Mapping[str, Any], source: Source | None = None, *, short: bool = False
@@ -49,7 +50,7 @@ class Operations:
         """Return the rows of a statement, whose column ``total`` tells how many match in all.
 
         It is planned for its filter each time: a plan for any filter might read all. ``short``: it looks at
-        no more than `WINDOW` rows in each of the ``orders`` in which it reads them.
+        no more than ``window`` rows in each of the ``orders`` in which it reads them.
         """
         async with (source or self._source)() as conn, conn.cursor(row_factory=dict_row) as cursor:
             reach = await self._reach(conn, parameters) if short else {}
@@ -73,7 +74,7 @@ class Operations:
         return [{code_column(text): code, other: value, "count": n} for (code, value), n in counts.most_common()]
 
     async def _reach(self, conn: Connection, parameters: Mapping[str, Any]) -> Mapping[str, Reach]:
-        asked = {**parameters, "window": WINDOW}
+        asked = {**parameters, "window": self._window}
         found = await conn.execute(statement(f"{self.kind}/reach"), asked, prepare=False)
         return {order: Reach(*ended) for order, *ended in await found.fetchall() if any(ended)}
 

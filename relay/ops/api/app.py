@@ -22,7 +22,7 @@ from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
 from relay.ops.api import archive, contexts, queues, system
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
-from relay.ops.api.common import Ops, Recent
+from relay.ops.api.common import Ops, OpsLimits, Recent
 from relay.ops.api.rows import router_of
 from relay.ops.archive import ArchiveDesk
 from relay.ops.console.render import as_page
@@ -39,10 +39,11 @@ _CONNECTIONS: Final = 4
 _LIMIT_MS: Final = "10000"
 #: How long files of an archive are read for one answer, in seconds.
 _PATIENCE_S: Final = 20.0
+_LIMITS: Final = OpsLimits()
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
 
 
-def create_app(settings: Settings, pools: ContextPools | None = None) -> Door:
+def create_app(settings: Settings, pools: ContextPools | None = None, limits: OpsLimits = _LIMITS) -> Door:
     """Return the ASGI application for a configuration. It connects when it is first asked.
 
     ``pools``: its connections, which it closes; its own if none are given.
@@ -63,12 +64,12 @@ def create_app(settings: Settings, pools: ContextPools | None = None) -> Door:
         redoc_url=None,
         lifespan=living,
     )
-    rows = RowHandlers(settings.contexts, pools.of)
+    rows = RowHandlers(settings.contexts, pools.of, limits.window)
     cold = ArchiveDesk(settings.contexts, pools.of, patience=_PATIENCE_S)
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of)))
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
-    app.state.ops = Ops(settings, asked, done, Recent())
+    app.state.ops = Ops(settings, asked, done, Recent(), limits)
     for router in (
         *map(router_of, KINDS.values()),
         contexts.router,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar
 from fastapi import Depends, Path, Request
 from starlette.responses import Response
 
-from relay.adapters.postgres.paging import Page, Row
+from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.http import as_response, error_body, json_response, status_of
 from relay.domain.operators import Operator, Outcome
@@ -43,6 +43,20 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 
 _MAX_KNOWN: Final = 200
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsLimits:
+    """How much one answer may cost.
+
+    ``rows``: how many a form may change. ``files``: how many of an archive it may read. ``shown``: how many ids
+    its result names. ``window``: how many rows a short look reads in each order.
+    """
+
+    rows: int = 10_000
+    files: int = 1_000
+    shown: int = 100
+    window: int = WINDOW
 
 
 class Recent:
@@ -89,6 +103,7 @@ class Ops:
     queries: QueryBus
     commands: CommandBus
     recent: Recent
+    limits: OpsLimits
 
     async def do(self, command: Command[Answer]) -> Result[Answer]:
         """Carry out a command. Later questions are answered anew, also if it failed half-way."""

@@ -29,9 +29,6 @@ from relay.ops.requests import ListBatches
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive")
 Verb = Literal["restore", "replay"]
-#: How many rows a form may change, and how many files it may read.
-_MOST: Final = 10_000
-_MOST_FILES: Final = 1_000
 #: How many batches are listed.
 _MAX_LISTED: Final = 500
 #: More ids would not fit into an address.
@@ -70,7 +67,7 @@ async def verify(request: Request, ops: Asked, _: Operating, context: InContext,
     """Read files again, and say which are missing or damaged. Changes nothing, so it is not in the audit log."""
     try:
         asked = _files(form)
-        query = VerifyArchive(context=context, **dict(asked) | {"limit": _MOST_FILES})
+        query = VerifyArchive(context=context, **dict(asked) | {"limit": ops.limits.files})
         found: Sequence[FileCheck] = (await ops.queries.ask_async(query)).unwrap()
     except TooMany as error:
         command = shlex.join(["relay", "archive", "verify", "--context", context])
@@ -109,8 +106,8 @@ class _ArchivedChosen:
             count = (await ops.queries.ask_async(query)).unwrap()
         except TooMany as error:
             raise self.too_many(error.message) from None
-        if count > _MOST:
-            raise self.too_many(f"{count:,} {NOUNS[self.kind]}s match and one form may change {_MOST:,}")
+        if count > ops.limits.rows:
+            raise self.too_many(f"{count:,} {NOUNS[self.kind]}s match and one form may change {ops.limits.rows:,}")
         return count
 
     async def carry_out(self, ops: Ops, by: Operator) -> int:
@@ -118,7 +115,8 @@ class _ArchivedChosen:
 
         Raises what `count` raises.
         """
-        named: dict[str, Any] = {"context": self.context, "wanted": self.wanted, "limit": _MOST, "by": by}
+        limit = ops.limits.rows
+        named: dict[str, Any] = {"context": self.context, "wanted": self.wanted, "limit": limit, "by": by}
         command = ReplayArchived(**named) if self.verb == "replay" else RestoreArchived(kind=self.kind, **named)
         try:
             return (await ops.do(command)).unwrap()

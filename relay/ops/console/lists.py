@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from relay.adapters.postgres.paging import MAX_COUNTED, WINDOW, Page, Row
+from relay.adapters.postgres.paging import MAX_COUNTED, Page, Row
 from relay.bus import Nothing
 from relay.bus.errors import NothingFound
 from relay.domain.errors import of_context
@@ -50,7 +50,7 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         many=found.total >= MAX_COUNTED,
         reach=found.reach,
         thorough=asked.thorough,
-        window=WINDOW,
+        window=ops.limits.window,
         following=found.items[-1][kind.order] if more else None,
         statuses=statuses,
         narrowed=narrowed or bool(asked.status),

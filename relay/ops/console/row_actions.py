@@ -26,10 +26,7 @@ from relay.ops.kinds import KINDS, Action, Kind
 from relay.ops.requests import ActOnRows, FindRows
 
 router: Final = APIRouter()
-#: How many rows one form may change.
-MOST: Final = 10_000
 _MAX_IDS: Final = 500
-_MAX_SHOWN: Final = 100
 #: Fields of a form that are not of a filter.
 _PAGING: Final = {"limit", "before", "thorough"}
 _OWN: Final = {"ids", "all", "note", "status", *_PAGING}
@@ -69,9 +66,9 @@ class _RowsChosen:
             return len(self.ids)
         query = FindRows(kind=self.kind.path, context=self.context, wanted=self.wanted, limit=1)
         total = (await ops.queries.ask_async(query)).unwrap().total
-        if total > MOST:
+        if total > ops.limits.rows:
             raise TooMany(
-                f"the filter finds {counted(total)} and one form may change {MOST:,}",
+                f"the filter finds {counted(total)} and one form may change {ops.limits.rows:,}",
                 hint="narrow the filter, for example by type or time",
             )
         return int(total)
@@ -153,15 +150,15 @@ async def act(
         context=context,
         ids=chosen.ids,
         wanted=chosen.wanted,
-        limit=MOST,
+        limit=ops.limits.rows,
         arguments=arguments,
         by=Operator(caller.name, chosen.note),
     )
-    return result_page(request, chosen, await ops.do(command))
+    return result_page(request, chosen, await ops.do(command), ops.limits.shown)
 
 
-def result_page(request: Request, chosen: _RowsChosen, result: Result[Outcome]) -> Response:
-    """The result of an action in words. Raises the error if it failed as a whole."""
+def result_page(request: Request, chosen: _RowsChosen, result: Result[Outcome], shown: int) -> Response:
+    """The result of an action in words, with at most ``shown`` ids. Raises the error if it failed as a whole."""
     if isinstance(result, Failed):
         raise result.error
     outcome = result.value
@@ -173,9 +170,9 @@ def result_page(request: Request, chosen: _RowsChosen, result: Result[Outcome]) 
         status,
         context=chosen.context,
         chosen=chosen,
-        done=outcome.done[:_MAX_SHOWN],
+        done=outcome.done[:shown],
         count=len(outcome.done),
-        refused=outcome.refused[:_MAX_SHOWN],
+        refused=outcome.refused[:shown],
         refusals=len(outcome.refused),
         reasons=reasons.most_common(5),
     )

@@ -25,7 +25,6 @@ from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
 
 router: Final = APIRouter()
 Verb = Literal["requeue", "delete"]
-_MOST: Final = 10_000
 
 
 @router.get("/streams")
@@ -106,5 +105,5 @@ async def do_jobs(request: Request, ops: Asked, caller: Operating, verb: Verb, f
     deed, asked = _deed(verb, form)
     do = RequeueJobs if verb == "requeue" else DeleteJobs
     by = Operator(caller.name, note_of(form))
-    command = do(queue=asked.queue, ids=None if asked.all else asked.ids, limit=_MOST, by=by)
+    command = do(queue=asked.queue, ids=None if asked.all else asked.ids, limit=ops.limits.rows, by=by)
     return deed.told(request, await ops.do(command))
