@@ -404,7 +404,7 @@ async def test_a_directory_of_another_database_is_refused_and_nothing_is_deleted
     folder = archive.root / archive.relay.context / "outbox"
     folder.mkdir(parents=True)
     (folder / "00000001.json").write_text("{}")
-    with pytest.raises(ArchiveConflict, match="another database has written it"):
+    with pytest.raises(ArchiveConflict):
         await archive.command().run(ANN)
     assert sorted(archive.in_table()) == sorted(ids)
     await archive.command().tick(lambda: True)

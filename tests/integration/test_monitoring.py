@@ -75,7 +75,7 @@ def test_the_commands_of_a_fleet_count_in_one_directory(tmp_path: Path, monkeypa
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "set by the test, so that it is unset after it")
     metrics = MetricsSettings(worker="9465", directory=tmp_path / "file")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="file/workers-abc-4711 cannot be written"):
+    with pytest.raises(ConfigurationError, match="file/workers-abc-4711"):
         worker_metrics(Settings(metrics=metrics, fleet="abc-4711"))
 
 
@@ -109,7 +109,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "set by the test, so that it is unset after it")
     (tmp_path / "file").touch()
     metrics = MetricsSettings(worker="9465", directory=tmp_path / "file")
-    with pytest.raises(ConfigurationError, match=r"file/workers-\d+ cannot be written: Not a directory"):
+    with pytest.raises(ConfigurationError, match=r"file/workers-\d+ .*Not a directory"):
         worker_metrics(Settings(metrics=metrics))
 
 
@@ -118,7 +118,8 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, f"relay.telemetry.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     settings = Settings(metrics=MetricsSettings(scheduler="9464", tasks="9466"))
-    with pytest.raises(MissingExtraError, match=r"pip install 'jetrelay\[metrics\]'"):
+    with pytest.raises(MissingExtraError) as caught:
         scheduler_metrics(settings, {}, ask)
+    assert "jetrelay[metrics]" in str(caught.value.hint)
     with pytest.raises(MissingExtraError):
         tasks_metrics(settings, [])

@@ -73,7 +73,7 @@ async def test_a_pool_lends_no_more_at_a_time_than_it_may(database_url: str) -> 
     made = Pool(database_url, max_size=1, application_name=NAME, budget=Budget(wait=0.01))
     async with made as pool, pool.connection() as held:
         pool.timeout = 0.01
-        with pytest.raises(ConnectionsBusy, match="all 1 connections to the database"):
+        with pytest.raises(ConnectionsBusy, match=r"\b1\b"):
             await once(pool)
         assert held.info.backend_pid
     with pytest.raises(DatabaseUnreachable):

@@ -282,7 +282,7 @@ async def test_a_full_stream_pushes_back_and_costs_no_attempt(relay: Relay) -> N
     await relay.create_stream(max_msgs=3, discard="new")
     ids = relay.add(*[event("v1") for _ in range(10)])
     for _ in range(3):
-        with pytest.raises(BrokerUnreachable, match=r"10077.*the stream is full, and events wait"):
+        with pytest.raises(BrokerUnreachable, match="10077"):
             await relay.command().drain(ALL)
     assert await relay.ids() == [str(id) for id in ids[:3]]
     waiting = relay.unpublished()

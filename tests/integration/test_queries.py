@@ -112,7 +112,7 @@ async def test_an_answer_that_looks_like_a_puback_is_an_answer(running: Service)
 async def test_an_absent_responder_is_told_at_once(service: Service) -> None:
     begun = time.monotonic()
     async with service.asking() as queries:
-        with pytest.raises(NoResponder, match=r"NO_RESPONDER: nobody answers .*loop\.find"):
+        with pytest.raises(NoResponder, match=r"NO_RESPONDER: .*loop\.find"):
             await queries.ask(service.find, {"loop_id": "x"}, timeout=300)
     assert time.monotonic() - begun < 100
 
@@ -247,7 +247,7 @@ async def test_what_cannot_be_sent_is_refused_by_the_one_who_asks(running: Servi
                 await queries.ask(running.find, payload)
         with pytest.raises(PayloadTooLarge):
             await queries.ask(running.find, {"loop_id": "x" * 1_048_576})
-        with pytest.raises(InvalidAnswer, match="the answer does not fit: int_type"):
+        with pytest.raises(InvalidAnswer, match="int_type"):
             await queries.ask(running.find, {"loop_id": "x"}, answer=int)
 
 

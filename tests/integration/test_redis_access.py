@@ -104,7 +104,7 @@ async def test_a_wrong_password_is_no_server_that_is_away(variables: dict[str, s
 
 
 async def test_a_command_that_is_not_granted_is_named(variables: dict[str, str]) -> None:
-    with pytest.raises(QueueUnreachable, match=r"Redis refuses this user: .* the '\w+' command"):
+    with pytest.raises(QueueUnreachable, match=r"'\w+' command"):
         await use(settings({**variables, "RELAY_REDIS__USER": "reader"}))
 
 

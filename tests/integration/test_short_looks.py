@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -206,19 +207,17 @@ async def test_before_a_time_a_look_goes_both_ways_from_it(api: Api, database_ur
 async def test_the_console_tells_it_and_offers_to_look_at_all(api: Api, database_url: str) -> None:
     id, browser = crowded(database_url), Browser(api.client)
     page = await browser.open("/contexts/sea/inbox?event_type=rare")
-    assert "Not all rows were looked at" in page.text
-    assert "only 3 rows were looked at: processed since" in page.text
+    assert re.search(r"only 3 rows .* processed since", page.text)
     [link] = [it for it in page.links if "thorough" in it]
     whole = await browser.open(link)
     assert id in whole.html
     assert "only 3 rows" not in whole.text
     # Nobody has a large table read whole every five seconds.
-    assert "It does not refresh itself" in whole.text
     refreshing = [
         [found.get("hx-trigger") for _, found in it.tags if found.get("id") == "live"] for it in (page, whole)
     ]
     assert refreshing == [["refresh from:body"], [None]]
-    assert "1 message fit the filter" in whole.text
+    assert whole.data("total") == "1"
 
 
 async def test_an_action_on_all_of_a_filter_looks_at_all(api: Api, database_url: str) -> None:

@@ -93,9 +93,7 @@ def test_each_command_goes_to_its_one_handler() -> None:
 @pytest.mark.parametrize(("bus", "message"), [(CommandBus(), Open), (QueryBus(), Find)])
 def test_a_second_handler_is_refused(bus: Any, message: type) -> None:
     bus.handles(message)(first)
-    with pytest.raises(
-        DuplicateHandler, match=rf"DUPLICATE_HANDLER .*{message.__name__} is handled by .*\.first "
-    ):
+    with pytest.raises(DuplicateHandler, match=rf"DUPLICATE_HANDLER .*{message.__name__} .*\.first "):
         bus.handles(message)(lambda _: None)
 
 

@@ -186,5 +186,5 @@ def nested(depth: int) -> Any:
 def test_a_body_may_be_anything_that_the_envelope_parses() -> None:
     hexed = broken(decode=lambda _s, _h, body: READ | {"payload": body}, parse=lambda _h, body: body.hex())
     assert decode(hexed, SUBJECT, HEADERS, b"\xff\x00").payload == "ff00"
-    with pytest.raises(MalformedMessage, match="python:mine failed with ZeroDivisionError"):
+    with pytest.raises(MalformedMessage, match=r"python:mine .*ZeroDivisionError"):
         decode(broken(parse=failing), SUBJECT, HEADERS, b"{}")
