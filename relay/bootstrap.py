@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dramatiq.middleware import Middleware
 from pydantic import SecretStr
@@ -30,7 +31,6 @@ from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
-from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
@@ -46,6 +46,9 @@ from relay.domain.topology import ConsumerSpec
 from relay.envelopes import writer
 from relay.ports import ColdStore, JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
+
+if TYPE_CHECKING:
+    from relay.adapters.postgres.transactions import HandlerTransactions
 
 _log = logging.getLogger("relay")
 
@@ -204,6 +207,8 @@ class Application:
 
         ``purpose``: what PostgreSQL shows as the name of their sessions. Raises UnknownContext.
         """
+        from relay.adapters.postgres.transactions import HandlerTransactions  # noqa: PLC0415 - loads SQLAlchemy
+
         settings = self.context(context).settings
         database = settings.pooler or settings.handler_database
         transactions = HandlerTransactions(
