@@ -11,16 +11,16 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from relay.bootstrap import Application
-from relay.cli.archived import replay, restore
-from relay.cli.operating import (
+from relay.cli.archived_rows import replay, restore
+from relay.cli.options import (
     Answers,
     ColumnsOption,
     ContextOption,
     JsonOption,
     WideOption,
-    asked,
     operator,
     print_failure,
+    query_context,
     visiting_contexts,
 )
 from relay.cli.progress import bar
@@ -140,7 +140,7 @@ def _list(
 
 
 def _batches(context: ContextSettings) -> Sequence[Manifest]:
-    return asyncio.run(asked(context, ListBatches(context=context.name)))
+    return asyncio.run(query_context(context, ListBatches(context=context.name)))
 
 
 def _print_unread(answers: Answers[Any]) -> None:

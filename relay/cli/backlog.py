@@ -9,7 +9,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.table import Table
 
-from relay.cli.operating import ContextOption, JsonOption, asked, visiting_contexts
+from relay.cli.options import ContextOption, JsonOption, query_context, visiting_contexts
 from relay.cli.tables import plain
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
 from relay.ops.requests import Backlog, ReadBacklog
@@ -39,14 +39,14 @@ def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 
 def _ask(settings: ContextSettings) -> Backlog:
-    return asyncio.run(asked(settings, ReadBacklog(context=settings.name)))
+    return asyncio.run(query_context(settings, ReadBacklog(context=settings.name)))
 
 
 def _plain(name: str, found: Backlog) -> dict[str, object]:
     outbox, inbox, brake, full = found
-    told = asdict(brake) if brake.braking else None
+    brakes = asdict(brake) if brake.braking else None
     inboxes = [asdict(it) for it in full]
-    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox), "brake": told, "full": inboxes}
+    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox), "brake": brakes, "full": inboxes}
 
 
 def _table(answers: dict[str, Backlog]) -> Table:

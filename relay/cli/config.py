@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from relay.cli.operating import JsonOption
+from relay.cli.options import JsonOption
 from relay.settings import effective, load_settings
 
 

@@ -10,7 +10,7 @@ import typer
 
 from relay.adapters.postgres import grants, microdao, migrations
 from relay.adapters.postgres.revisions import MigrationStatus
-from relay.cli.operating import ContextOption, JsonOption, print_json, visiting, visiting_contexts
+from relay.cli.options import ContextOption, JsonOption, print_json, visiting, visiting_contexts
 from relay.cli.progress import bar
 from relay.domain.errors import of_context
 from relay.settings import ContextSettings, load_settings

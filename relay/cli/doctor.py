@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from relay.cli.health import ForOption, diagnose
-from relay.cli.operating import print_json
+from relay.cli.options import print_json
 from relay.domain.findings import Diagnosis, Finding, Severity
 from relay.ops.queries import Diagnose
 from relay.settings import load_settings
@@ -59,13 +59,13 @@ def print_findings(found: Diagnosis) -> None:
 
 def entry(it: Finding, width: int) -> Text:
     """A finding in some lines of this width."""
-    told = Text(f"{it.severity:<8} ", style=_STYLES[it.severity])
-    told.append(it.code, style="bold").append(f"  {it.subject}\n", style="default")
+    shown = Text(f"{it.severity:<8} ", style=_STYLES[it.severity])
+    shown.append(it.code, style="bold").append(f"  {it.subject}\n", style="default")
     lines = [it.text, *([f"→ {it.remedy}"] if it.remedy else [])]
     for line in lines:
         filled = textwrap.fill(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
-        told.append(f"{filled}\n", style="default")
-    return told
+        shown.append(f"{filled}\n", style="default")
+    return shown
 
 
 def summary(found: Diagnosis) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from relay.bus import Some
-from relay.cli.operating import print_json
+from relay.cli.options import print_json
 from relay.cli.progress import bar
 from relay.domain.identity import check_id
 from relay.domain.life import Life, Step, StepKind, UnknownId
@@ -109,8 +109,8 @@ def _when(step: Step) -> str:
 
 def _more(step: Step) -> list[str]:
     following = step.details.get("next_attempt")
-    told = [f"trace {step.trace_id}"] if step.trace_id else []
-    return [*told, *([f"next attempt {_clock(following)}"] if following else [])]
+    trace = [f"trace {step.trace_id}"] if step.trace_id else []
+    return [*trace, *([f"next attempt {_clock(following)}"] if following else [])]
 
 
 def _clock(at: datetime) -> str:

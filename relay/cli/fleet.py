@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.cli.operating import JsonOption, Options, print_json, with_options
+from relay.cli.options import JsonOption, Options, print_json, with_options
 from relay.cli.tables import print_table
 from relay.domain.members import Member, Seen, State, Usage
 

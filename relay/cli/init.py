@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from relay.cli.operating import print_json
+from relay.cli.options import print_json
 from relay.domain.errors import ConfigurationError, InvalidRequest
 
 #: In the wheel the project is beside this file; in a checkout it is an example.

@@ -10,7 +10,7 @@ import typer
 
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Source
-from relay.cli.operating import Options, ask
+from relay.cli.options import Options, ask
 from relay.cli.progress import bar
 from relay.cli.rows import After, group_of
 from relay.domain.operators import Outcome

@@ -9,20 +9,20 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.adapters.postgres.paging import Row
-from relay.cli.operating import (
+from relay.cli.options import (
     ACTING,
     ColumnsOption,
     ContextOption,
     JsonOption,
     Options,
     WideOption,
-    asked,
-    chosen,
+    check_selection,
     confirm,
-    done,
     one_context,
     operator,
+    query_context,
     report,
+    run_command,
     visiting_contexts,
     with_options,
 )
@@ -72,13 +72,13 @@ def _list(
 
 
 def _listed(found: ContextSettings) -> Sequence[Row]:
-    return asyncio.run(asked(found, ListParked(context=found.name)))
+    return asyncio.run(query_context(found, ListParked(context=found.name)))
 
 
 @app.command(_ACTION.name, help=_ACTION.about)
 @with_options(_RELEASE)
 def _release(*, options: dict[str, Any]) -> None:
-    chosen(options, ["everything"])
+    check_selection(options, ["everything"])
     found = one_context(options["context"], lambda found: bool(found.subscriptions))
     by = operator(options["actor"], options["note"])
     keys, subscription = options["ids"] or None, options["subscription"]
@@ -87,5 +87,5 @@ def _release(*, options: dict[str, Any]) -> None:
         raise TooMany(f"{count} keys and the limit is {options['limit']}", hint="name keys or raise --limit")
     confirm(f"{count} keys of {found.name} will be {_ACTION.past}. Go on?", count, yes=options["yes"])
     command = ReleaseKeys(context=found.name, keys=keys, subscription=subscription, by=by)
-    outcome = asyncio.run(done(found, command))
+    outcome = asyncio.run(run_command(found, command))
     report(found.name, _ACTION.past, outcome, as_json=options["as_json"])

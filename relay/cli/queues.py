@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.bus import CommandBus, QueryBus
-from relay.cli.operating import (
+from relay.cli.options import (
     ACTING,
     ColumnsOption,
     JsonOption,
     Options,
     WideOption,
-    chosen,
+    check_selection,
     confirm,
     connecting,
     operator,
@@ -115,7 +115,7 @@ def _delete(*, queue: QueueArgument, options: dict[str, Any]) -> None:
 
 
 def _act(action: Action, do: type[RequeueJobs | DeleteJobs], queue: str, options: dict[str, Any]) -> None:
-    chosen(options, ["everything"])
+    check_selection(options, ["everything"])
     settings, ids = load_settings(), options["ids"] or None
     count = 2 if ids is None else len(ids)
     which = "All dead" if ids is None else str(count)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from relay import jobs
 from relay.bootstrap import Application, job_broker
-from relay.cli.operating import ContextOption, JsonOption, coded, print_failure, print_json, unread
+from relay.cli.options import ContextOption, JsonOption, coded, print_failure, print_json, unread
 from relay.cli.progress import bar
 from relay.commands.reconcile import InboxReport, StreamReport
 from relay.domain.errors import RelayError, of_context

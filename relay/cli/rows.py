@@ -14,7 +14,7 @@ import typer
 
 from relay.adapters.postgres.paging import Page, Row, counted
 from relay.bus.errors import NothingFound
-from relay.cli.operating import (
+from relay.cli.options import (
     ACTING,
     NOTE_REQUIRED,
     ColumnsOption,
@@ -25,15 +25,15 @@ from relay.cli.operating import (
     WideOption,
     as_id,
     as_time,
-    asked,
-    chosen,
+    check_selection,
     confirm,
-    done,
     one_context,
     operator,
     print_failure,
     print_json,
+    query_context,
     report,
+    run_command,
     unread,
     visiting_contexts,
     which_context,
@@ -162,10 +162,12 @@ class RowCommands:
 
         async def look(context: ContextSettings) -> tuple[Page[Row], int]:
             find = {"kind": self.kind.path, "context": context.name}
-            page: Page[Row] = await asked(context, FindRows(**find, wanted=wanted, limit=limit))
+            page: Page[Row] = await query_context(context, FindRows(**find, wanted=wanted, limit=limit))
             if page.items:
                 return page, 0
-            others: Page[Row] = await asked(context, FindRows(**find, wanted=everything, limit=1, thorough=False))
+            others: Page[Row] = await query_context(
+                context, FindRows(**find, wanted=everything, limit=1, thorough=False)
+            )
             return page, others.total
 
         with visiting_contexts(options["context"], lambda found: asyncio.run(look(found))) as answers:
@@ -247,7 +249,7 @@ class RowCommands:
     def _look(self, context: ContextSettings, id: object) -> dict[str, Any] | None:
         query = GetRow(kind=self.kind.path, context=context.name, id=id)
         try:
-            row: Row = asyncio.run(asked(context, query))
+            row: Row = asyncio.run(query_context(context, query))
         except NothingFound:
             return None
         return {"context": context.name, **row}
@@ -258,14 +260,14 @@ class RowCommands:
         Raises InvalidRequest, and TooMany if more are found than ``--limit`` allows.
         """
         context = one_context(options["context"], self.kind.fits)
-        chosen(options, self.filters)
+        check_selection(options, self.filters)
         if options["ids"]:
             return context, [self.key(id) for id in options["ids"]]
         limit = options["limit"]
         query = FindRows(
             kind=self.kind.path, context=context.name, wanted=self.wanted(options, states), limit=limit
         )
-        return context, [row["id"] for row in asyncio.run(asked(context, query)).all_of(limit)]
+        return context, [row["id"] for row in asyncio.run(query_context(context, query)).all_of(limit)]
 
     def act(self, action: Action, options: dict[str, Any], after: After | None) -> None:
         """Ask whether to act on what is chosen, act in one transaction, answer by id."""
@@ -294,7 +296,7 @@ class RowCommands:
             arguments=arguments,
             by=by,
         )
-        outcome = asyncio.run(done(context, command))
+        outcome = asyncio.run(run_command(context, command))
         if after:
             after(context, outcome)
         report(name, action.past if after else action.reported or action.past, outcome, as_json=as_json)

@@ -10,18 +10,18 @@ from typing import Annotated, Final
 import typer
 
 from relay.adapters.postgres.schedule import PostgresSchedule
-from relay.cli.operating import (
+from relay.cli.options import (
     ColumnsOption,
     ContextOption,
     JsonOption,
     OneContextOption,
     WideOption,
     ask,
-    asked,
-    done,
     one_context,
     operator,
     print_json,
+    query_context,
+    run_command,
     visiting_contexts,
 )
 from relay.cli.rows import view_of
@@ -48,7 +48,7 @@ def _list(
 ) -> None:
     view = _VIEW.choose(columns)
     with visiting_contexts(
-        context, lambda found: asyncio.run(asked(found, ReadSchedule(context=found.name)))
+        context, lambda found: asyncio.run(query_context(found, ReadSchedule(context=found.name)))
     ) as found:
         if as_json:
             found.print_json({"context": name, **asdict(schedule)} for name, schedule in found.items())
@@ -108,7 +108,7 @@ def _switch(
     action: type[PauseJob | ResumeJob], name: str, by: Operator, context: str | None, *, as_json: bool
 ) -> None:
     chosen = one_context(context, lambda _: True)
-    asyncio.run(done(chosen, action(context=chosen.name, name=name, by=by)))
+    asyncio.run(run_command(chosen, action(context=chosen.name, name=name, by=by)))
     paused = action is PauseJob
     if as_json:
         print_json({"context": chosen.name, "job": name, "paused": paused})
@@ -128,7 +128,7 @@ def _run(
 ) -> None:
     chosen = one_context(context, lambda _: True)
     by = operator(actor, note)
-    requested_at = asyncio.run(done(chosen, RunJob(context=chosen.name, name=name, by=by)))
+    requested_at = asyncio.run(run_command(chosen, RunJob(context=chosen.name, name=name, by=by)))
     ended, line = ask(chosen.database, lambda source: _wait(PostgresSchedule(source), name, requested_at, wait))
     if as_json:
         print_json({"context": chosen.name, "job": name, "ran": ended, "outcome": line})

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from relay import schemas
-from relay.cli.operating import JsonOption
+from relay.cli.options import JsonOption
 
 app = typer.Typer(help="JSON Schemas of envelopes: list, print.", no_args_is_help=True)
 

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.topology import Difference, StreamView, TopologyChange
 from relay.bus import Query, QueryBus
-from relay.cli.operating import ContextOption, JsonOption, print_json
+from relay.cli.options import ContextOption, JsonOption, print_json
 from relay.credentials import jetstream
 from relay.domain.permissions import Permissions, of_admin, of_fleet
 from relay.domain.topology import ConsumerSpec, StreamSpec

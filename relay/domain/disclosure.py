@@ -104,8 +104,8 @@ def stack_of(text: str) -> tuple[str, list[str]]:
 
 def full(reason: str, said: str) -> str:
     """Return a reason with a text that it does not contain yet. The text comes before the stack."""
-    told, stack, lines = reason.partition(_FROM)
-    return f"{told}: {said}{stack}{lines}"
+    text, stack, lines = reason.partition(_FROM)
+    return f"{text}: {said}{stack}{lines}"
 
 
 def _stack(error: BaseException) -> list[str]:

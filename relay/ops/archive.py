@@ -125,7 +125,7 @@ def forgetful(settings: Settings, producer: str) -> Sequence[str]:
     ]
 
 
-class ArchiveDesk:
+class ArchiveHandlers:
     """The archives of contexts. ``patience``: how long reading files may take, in seconds; None without a limit.
 
     All raise UnknownContext, ArchiveOff, ArchiveDamaged, DatabaseUnreachable, StoreUnreachable, and TooMany.

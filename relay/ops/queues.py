@@ -18,9 +18,9 @@ from pydantic import Field
 from relay import jobs
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.dramatiq.queues import JobQueues
-from relay.adapters.postgres.operating import audit
 from relay.adapters.postgres.paging import counted
 from relay.adapters.postgres.pool import Source
+from relay.adapters.postgres.row_operations import audit
 from relay.bus import Command, CommandBus, Query, QueryBus
 from relay.credentials import redis_options
 from relay.domain.errors import RelayError, TooMany, UnknownMessage, UnknownQueue, UnreadableMessage

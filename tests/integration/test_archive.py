@@ -15,7 +15,7 @@ import pytest
 
 from relay.adapters.coldstore import FolderStore
 from relay.adapters.postgres.ledger import PostgresLedger
-from relay.adapters.postgres.operating import PostgresOutboxOperations
+from relay.adapters.postgres.row_operations import PostgresOutboxOperations
 from relay.adapters.postgres.sql import statement
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveBusy, ArchiveConflict, StoreUnreachable

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.adapters.postgres.messages import MessageFilter, PostgresMessageOperations
+from relay.adapters.postgres.inbox_operations import MessageFilter, PostgresMessageOperations
 from relay.adapters.postgres.paging import ends
 from tests.integration.crowded import messages, repeatable
 from tests.integration.plans import explain, held_to

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.adapters.postgres.migrations import upgrade
-from relay.adapters.postgres.operating import PostgresOutboxOperations
+from relay.adapters.postgres.row_operations import PostgresOutboxOperations
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from relay import RequestContext
-from relay.adapters.postgres.operating import EventFilter, PostgresOutboxOperations
 from relay.adapters.postgres.pool import connected
+from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOperations
 from relay.devstack import NatsServer
 from relay.domain.errors import TooMany
 from relay.domain.operators import Operator, Outcome

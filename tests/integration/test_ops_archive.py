@@ -12,7 +12,7 @@ from relay.adapters.postgres.pool import connected
 from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import TooMany
-from relay.ops.archive import ArchiveDesk, CountArchived
+from relay.ops.archive import ArchiveHandlers, CountArchived
 from relay.settings import Settings
 from tests.integration.archiving import ANN, Archive, archived
 from tests.integration.ops_api import Api, configured, serving
@@ -97,7 +97,7 @@ async def test_what_takes_too_long_is_not_begun(archive: Archive, settings: Sett
         async with connected(archive.url, "test") as lent:
             yield lent
 
-    desk = ArchiveDesk(settings.contexts, source, patience=0.0)
+    desk = ArchiveHandlers(settings.contexts, source, patience=0.0)
     with pytest.raises(TooMany, match="within 0 s"):
         await desk._count(
             CountArchived(context=archive.relay.context, kind=ArchiveKind.OUTBOX, wanted=RowFilter())

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from relay.adapters.postgres.messages import MessageFilter, PostgresMessageOperations
+from relay.adapters.postgres.inbox_operations import MessageFilter, PostgresMessageOperations
 from relay.adapters.postgres.pool import connected
 from relay.devstack import NatsServer, ValkeyServer
 from tests.integration.consuming import SUBSCRIPTION, Handler

@@ -16,16 +16,16 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from relay.adapters.postgres.messages import MessageFilter, PostgresMessageOperations
-from relay.adapters.postgres.operating import (
+from relay.adapters.postgres.inbox_operations import MessageFilter, PostgresMessageOperations
+from relay.adapters.postgres.paging import ends, in_order
+from relay.adapters.postgres.pool import Connection, connected
+from relay.adapters.postgres.row_operations import (
     EventFilter,
     Operations,
     PostgresOutboxOperations,
     PostgresTaskOperations,
     TaskFilter,
 )
-from relay.adapters.postgres.paging import ends, in_order
-from relay.adapters.postgres.pool import Connection, connected
 from relay.domain.ordering import LANES, Shard
 from tests.integration.crowded import BACKLOG, KEYS, crowd, events, repeatable
 from tests.integration.plans import explain, held_to

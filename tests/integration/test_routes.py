@@ -11,7 +11,7 @@ from nats.js.api import StreamConfig
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from relay.adapters.postgres.operating import PostgresOutboxOperations
+from relay.adapters.postgres.row_operations import PostgresOutboxOperations
 from relay.domain.errors import InvalidSubject
 from relay.domain.operators import Operator
 from relay.domain.routing import Route

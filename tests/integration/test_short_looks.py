@@ -12,15 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.adapters.postgres.messages import MessageFilter, PostgresMessageOperations
-from relay.adapters.postgres.operating import (
+from relay.adapters.postgres.inbox_operations import MessageFilter, PostgresMessageOperations
+from relay.adapters.postgres.paging import IN_ORDER, Reach, ends
+from relay.adapters.postgres.row_operations import (
     EventFilter,
     Operations,
     PostgresOutboxOperations,
     PostgresTaskOperations,
     TaskFilter,
 )
-from relay.adapters.postgres.paging import IN_ORDER, Reach, ends
 from relay.adapters.postgres.sql import statement
 from relay.devstack import NatsServer, ValkeyServer
 from relay.ops.api.common import OpsLimits

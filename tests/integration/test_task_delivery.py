@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from relay.adapters.postgres.operating import PostgresTaskOperations, TaskFilter
 from relay.adapters.postgres.pool import Pool
+from relay.adapters.postgres.row_operations import PostgresTaskOperations, TaskFilter
 from relay.domain.errors import QueueUnreachable
 from relay.domain.facts import TasksDelivered
 from relay.domain.operators import Operator

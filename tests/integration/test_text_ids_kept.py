@@ -12,13 +12,13 @@ from uuid import uuid4
 import pytest
 
 from relay import RequestContext
-from relay.adapters.postgres.operating import (
+from relay.adapters.postgres.pool import connected
+from relay.adapters.postgres.row_operations import (
     EventFilter,
     PostgresOutboxOperations,
     PostgresTaskOperations,
     TaskFilter,
 )
-from relay.adapters.postgres.pool import connected
 from relay.devstack import NatsServer
 from relay.domain.facts import IncidentRecorded, StreamLossFound
 from relay.domain.identity import Identity

@@ -11,8 +11,8 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import audit
 from relay.adapters.postgres.pool import Connection, Source, query
+from relay.adapters.postgres.row_operations import audit
 from relay.adapters.postgres.sql import statement
 from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
 from relay.domain.operators import Operator

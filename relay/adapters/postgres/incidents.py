@@ -11,9 +11,9 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.operating import Operations, as_key, audit, coded, named, reasons, who
 from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
+from relay.adapters.postgres.row_operations import Operations, as_key, audit, coded, named, reasons, who
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
 from relay.domain.incidents import (

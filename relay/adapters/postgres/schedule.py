@@ -10,8 +10,8 @@ from uuid import UUID
 from psycopg.errors import UniqueViolation
 from psycopg.rows import class_row
 
-from relay.adapters.postgres.operating import audit
 from relay.adapters.postgres.pool import Source, query
+from relay.adapters.postgres.row_operations import audit
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.operators import Operator

@@ -46,7 +46,7 @@ def demo(
 
     from relay.cli.dev import close
     from relay.cli.extra import require_extra
-    from relay.cli.operating import print_json
+    from relay.cli.options import print_json
 
     require_extra()
     from relay.cli.demo.profiles import find

@@ -24,7 +24,7 @@ from relay.ops.api import archive, contexts, queues, system
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
 from relay.ops.api.rows import router_of
-from relay.ops.archive import ArchiveDesk
+from relay.ops.archive import ArchiveHandlers
 from relay.ops.console.render import as_page
 from relay.ops.console.routes import attach
 from relay.ops.handlers import RowHandlers
@@ -65,7 +65,7 @@ def create_app(settings: Settings, pools: ContextPools | None = None, limits: Op
         lifespan=living,
     )
     rows = RowHandlers(settings.contexts, pools.of, limits.window)
-    cold = ArchiveDesk(settings.contexts, pools.of, patience=_PATIENCE_S)
+    cold = ArchiveHandlers(settings.contexts, pools.of, patience=_PATIENCE_S)
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of)))
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)

@@ -20,8 +20,8 @@ from relay.ops.api.access import Operating, Reading
 from relay.ops.api.archive import ArchivedFilter, Files, RowsChosen, chosen_rows
 from relay.ops.api.common import Asked, InContext, Ops
 from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, forgetful
+from relay.ops.console.confirmation import Confirmation, note_of
 from relay.ops.console.forms import Form, Pairs, checked, read
-from relay.ops.console.other_actions import Deed, note_of
 from relay.ops.console.render import page
 from relay.ops.console.wording import plural
 from relay.ops.kinds import ARCHIVED
@@ -100,7 +100,7 @@ class _ArchivedChosen:
     fields: Sequence[tuple[str, str]]
 
     async def count(self, ops: Ops) -> int:
-        """How many rows it is for. Raises TooMany, and what `ArchiveDesk` raises."""
+        """How many rows it is for. Raises TooMany, and what `ArchiveHandlers` raises."""
         query = CountArchived(context=self.context, kind=self.kind, wanted=self.wanted)
         try:
             count = (await ops.queries.ask_async(query)).unwrap()
@@ -134,11 +134,11 @@ class _ArchivedChosen:
         command = shlex.join([*words, *(["--", *self.ids] if self.ids else ())])
         return TooMany(message, hint=f"narrow it, for example by time, or run: {command}")
 
-    def deed(self, count: int, warnings: Sequence[str] = ()) -> Deed:
+    def confirmation(self, count: int, warnings: Sequence[str] = ()) -> Confirmation:
         """The page that asks before the action."""
         button = f"{ARCHIVED.action(self.verb).label} {plural(count, NOUNS[self.kind])}"
         base = f"/contexts/{self.context}/archive"
-        return Deed(
+        return Confirmation(
             button=button,
             question=f"{button} of the archive?",
             about=ARCHIVED.action(self.verb).about,
@@ -192,7 +192,7 @@ async def ask(request: Request, ops: Asked, _: Operating, context: InContext, ve
     if not count:
         return _form(request, context, verb, nothing=f"No {NOUNS[chosen.kind]} of the archive fits.")
     warnings = forgetful(ops.settings, context) if verb == "replay" else ()
-    return chosen.deed(count, warnings).ask(request)
+    return chosen.confirmation(count, warnings).ask(request)
 
 
 def _form(
@@ -220,16 +220,18 @@ async def act(
     """Do it, and show the result."""
     chosen = _choose(context, verb, form)
     count = await chosen.carry_out(ops, Operator(caller.name, note_of(form)))
-    deed = replace(chosen.deed(count), done=_told(chosen, count), audited=count > 0, changed=count)
-    return deed.told(request)
+    confirmation = replace(
+        chosen.confirmation(count), done=_result_text(chosen, count), audited=count > 0, changed=count
+    )
+    return confirmation.result_page(request)
 
 
-def _told(chosen: _ArchivedChosen, count: int) -> str:
-    told = plural(count, NOUNS[chosen.kind])
+def _result_text(chosen: _ArchivedChosen, count: int) -> str:
+    rows = plural(count, NOUNS[chosen.kind])
     if chosen.verb == "replay":
         return (
-            f"{told} will be published once more." if count else "None waits: each was replayed since, or is sent."
+            f"{rows} will be published once more." if count else "None waits: each was replayed since, or is sent."
         )
     return (
-        f"{told} came back. What was in the table stays as it was." if count else "All are in their table already."
+        f"{rows} came back. What was in the table stays as it was." if count else "All are in their table already."
     )

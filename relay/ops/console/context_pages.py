@@ -16,8 +16,8 @@ from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import Asked, InContext
 from relay.ops.api.contexts import AuditAsked
 from relay.ops.api.models import Text
+from relay.ops.console.confirmation import Confirmation, note_of
 from relay.ops.console.forms import Form, Pairs, read
-from relay.ops.console.other_actions import Deed, note_of
 from relay.ops.console.render import page
 from relay.ops.kinds import JOBS, PARKED
 from relay.ops.requests import (
@@ -53,7 +53,7 @@ class _Keys(BaseModel):
     all: bool = False
 
 
-def _release(context: str, pairs: Pairs) -> tuple[Deed, _Keys]:
+def _release(context: str, pairs: Pairs) -> tuple[Confirmation, _Keys]:
     asked = read(_Keys, [it for it in pairs if it[0] != "note"])
     if (asked.key is None) != asked.all:
         raise InvalidRequest("say which: a key, or all")
@@ -61,7 +61,7 @@ def _release(context: str, pairs: Pairs) -> tuple[Deed, _Keys]:
     where = f" of {asked.subscription}" if asked.subscription else ""
     base = f"/contexts/{context}/parked"
     fields = [(name, str(value)) for name, value in asked.model_dump(exclude_defaults=True).items()]
-    deed = Deed(
+    confirmation = Confirmation(
         button=_RELEASE.label,
         question=f"{_RELEASE.label} {which}{where}?",
         about=_RELEASE.about,
@@ -71,7 +71,7 @@ def _release(context: str, pairs: Pairs) -> tuple[Deed, _Keys]:
         fields=fields,
         context=context,
     )
-    return deed, asked
+    return confirmation, asked
 
 
 @router.get("/parked/release")
@@ -83,11 +83,11 @@ async def ask_release(request: Request, _: Operating, context: InContext) -> Res
 @router.post("/parked/release")
 async def release(request: Request, ops: Asked, caller: Operating, context: InContext, form: Form) -> Response:
     """Let keys go on."""
-    deed, asked = _release(context, form)
+    confirmation, asked = _release(context, form)
     keys = None if asked.key is None else [asked.key]
     by = Operator(caller.name, note_of(form))
     command = ReleaseKeys(context=context, keys=keys, subscription=asked.subscription, by=by)
-    return deed.told(request, await ops.do(command))
+    return confirmation.result_page(request, await ops.do(command))
 
 
 # --- the schedule ---
@@ -105,10 +105,10 @@ class _Job(BaseModel):
     name: Text
 
 
-def _deed(context: str, verb: Verb, pairs: Pairs) -> tuple[Deed, str]:
+def _confirmation(context: str, verb: Verb, pairs: Pairs) -> tuple[Confirmation, str]:
     name = read(_Job, [it for it in pairs if it[0] != "note"]).name
     action, base = JOBS.action(verb), f"/contexts/{context}/schedule"
-    deed = Deed(
+    confirmation = Confirmation(
         button=action.label,
         question=f"{action.label}: {name}?",
         about=action.about,
@@ -118,13 +118,13 @@ def _deed(context: str, verb: Verb, pairs: Pairs) -> tuple[Deed, str]:
         fields=[("name", name)],
         context=context,
     )
-    return deed, name
+    return confirmation, name
 
 
 @router.get("/schedule/{verb}")
 async def ask_job(request: Request, _: Operating, context: InContext, verb: Verb) -> Response:
     """Ask before a job is run, paused or goes on."""
-    return _deed(context, verb, request.query_params.multi_items())[0].ask(request)
+    return _confirmation(context, verb, request.query_params.multi_items())[0].ask(request)
 
 
 @router.post("/schedule/{verb}")
@@ -132,10 +132,10 @@ async def do_job(
     request: Request, ops: Asked, caller: Operating, context: InContext, verb: Verb, form: Form
 ) -> Response:
     """Run a job now, pause it, or let it go on."""
-    deed, name = _deed(context, verb, form)
+    confirmation, name = _confirmation(context, verb, form)
     command: Command[Any] = _COMMANDS[verb](context=context, name=name, by=Operator(caller.name, note_of(form)))
     (await ops.do(command)).unwrap()
-    return deed.told(request)
+    return confirmation.result_page(request)
 
 
 # --- the audit log ---

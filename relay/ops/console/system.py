@@ -16,8 +16,8 @@ from relay.ops.api.access import Operating, Reading, check_payloads
 from relay.ops.api.common import Asked
 from relay.ops.api.models import Text
 from relay.ops.api.queues import JobsAsked
+from relay.ops.console.confirmation import Confirmation, note_of
 from relay.ops.console.forms import Form, Pairs, read
-from relay.ops.console.other_actions import Deed, note_of
 from relay.ops.console.render import link, page
 from relay.ops.kinds import DEAD_JOBS
 from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
@@ -70,13 +70,13 @@ class _JobsChosen(BaseModel):
     all: bool = False
 
 
-def _deed(verb: Verb, pairs: Pairs) -> tuple[Deed, _JobsChosen]:
+def _confirmation(verb: Verb, pairs: Pairs) -> tuple[Confirmation, _JobsChosen]:
     asked = read(_JobsChosen, [it for it in pairs if it[0] not in ("note", "state")])
     if bool(asked.ids) == asked.all:
         raise InvalidRequest("say which: tick jobs of a list, or take all dead ones of the queue")
     which = "all dead jobs" if asked.all else "1 job" if len(asked.ids) == 1 else f"{len(asked.ids)} jobs"
     action = DEAD_JOBS.action(verb)
-    deed = Deed(
+    confirmation = Confirmation(
         button=action.label,
         question=f"{action.label} {which} of {asked.queue}?",
         about=action.about,
@@ -90,20 +90,20 @@ def _deed(verb: Verb, pairs: Pairs) -> tuple[Deed, _JobsChosen]:
         ],
         harsh=action.harsh,
     )
-    return deed, asked
+    return confirmation, asked
 
 
 @router.get("/queues/{verb}")
 async def ask_jobs(request: Request, _: Operating, verb: Verb) -> Response:
     """Ask before dead jobs are requeued or deleted."""
-    return _deed(verb, request.query_params.multi_items())[0].ask(request)
+    return _confirmation(verb, request.query_params.multi_items())[0].ask(request)
 
 
 @router.post("/queues/{verb}")
 async def do_jobs(request: Request, ops: Asked, caller: Operating, verb: Verb, form: Form) -> Response:
     """Requeue or delete dead jobs."""
-    deed, asked = _deed(verb, form)
+    confirmation, asked = _confirmation(verb, form)
     do = RequeueJobs if verb == "requeue" else DeleteJobs
     by = Operator(caller.name, note_of(form))
     command = do(queue=asked.queue, ids=None if asked.all else asked.ids, limit=ops.limits.rows, by=by)
-    return deed.told(request, await ops.do(command))
+    return confirmation.result_page(request, await ops.do(command))

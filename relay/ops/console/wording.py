@@ -80,8 +80,8 @@ def size(value: float) -> str:
 
 def short(text: object) -> str:
     """A long id as its beginning and end: ``0192d1a0…4372``. Ids that begin with one time differ at the end."""
-    told = str(text)
-    return told if len(told) <= _LONG else f"{told[:8]}…{told[-4:]}"
+    shown = str(text)
+    return shown if len(shown) <= _LONG else f"{shown[:8]}…{shown[-4:]}"
 
 
 def gap(seconds: float) -> str:

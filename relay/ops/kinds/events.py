@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.adapters.postgres.operating import EventFilter, PostgresOutboxOperations
+from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOperations
 from relay.domain.errors import NotPublishable
 from relay.ops.kinds.model import Action, Column, Filter, Kind
 from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, since, until

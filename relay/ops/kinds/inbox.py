@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.adapters.postgres.messages import CURSOR, MessageFilter, PostgresMessageOperations
+from relay.adapters.postgres.inbox_operations import CURSOR, MessageFilter, PostgresMessageOperations
 from relay.domain.errors import UnknownMessage
 from relay.ops.kinds.model import Action, Column, Filter, Kind
 from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, SUBSCRIPTION, since, until

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
-from relay.adapters.postgres.operating import Operations
+from relay.adapters.postgres.row_operations import Operations
 from relay.domain.errors import InvalidRequest, RelayError
 from relay.domain.identity import check_id
 from relay.settings import ContextSettings

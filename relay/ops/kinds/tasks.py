@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from relay.adapters.postgres.operating import PostgresTaskOperations, TaskFilter
+from relay.adapters.postgres.row_operations import PostgresTaskOperations, TaskFilter
 from relay.domain.tasks import UnknownTask
 from relay.ops.kinds.model import Action, Column, Filter, Kind
 from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, since

@@ -96,7 +96,7 @@
   });
   count();
 
-  // --- a deed is sent once, however often somebody presses while the answer is on its way ---
+  // --- an action is sent once, however often somebody presses while the answer is on its way ---
   document.addEventListener("submit", (event) => {
     const form = event.target;
     if (form.method !== "post") return;

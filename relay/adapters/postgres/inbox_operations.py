@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from relay.adapters.postgres.operating import Operations, as_key, coded, named, reasons
 from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
+from relay.adapters.postgres.row_operations import Operations, as_key, coded, named, reasons
 from relay.domain.errors import InvalidRequest, UnknownMessage
 from relay.domain.identity import Id
 from relay.domain.operators import MessageState, Operator, Outcome, message_refusal

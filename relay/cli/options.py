@@ -167,12 +167,12 @@ def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:
     return asyncio.run(once())
 
 
-async def asked(found: ContextSettings, query: Query[Answer]) -> Answer:
+async def query_context(found: ContextSettings, query: Query[Answer]) -> Answer:
     """Ask the bus about one context. Raises DatabaseUnreachable, SchemaMissing, and NothingFound."""
     return (await RowHandlers({found.name: found}, connecting).answer(QueryBus()).ask_async(query)).unwrap()
 
 
-async def done(found: ContextSettings, command: Command[Answer]) -> Answer:
+async def run_command(found: ContextSettings, command: Command[Answer]) -> Answer:
     """Carry out a command in one context, by the bus. Raises DatabaseUnreachable and SchemaMissing."""
     return (await RowHandlers({found.name: found}, connecting).commands().dispatch_async(command)).unwrap()
 
@@ -211,7 +211,7 @@ def report(context: str, action: str, outcome: Outcome, *, as_json: bool) -> Non
         raise typer.Exit(1)
 
 
-def chosen(options: dict[str, Any], filters: Iterable[str]) -> None:
+def check_selection(options: dict[str, Any], filters: Iterable[str]) -> None:
     """Check that a command names ids or a filter, not both and not nothing. Raises InvalidRequest."""
     selected = options.get("everything") or any(options[name] for name in filters)
     if options["ids"] and selected:

@@ -1,4 +1,4 @@
-"""Deeds: actions that are not on rows of a list. One page asks before the deed, another shows its result."""
+"""Actions that are not on rows in states: one page asks before the action, another shows its result."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _MAX_NOTE: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
-    """Something that an operator is about to do. ``button``: the text of the button. ``done``: the text after it.
+class Confirmation:
+    """The question before an action, and the words of its result.
 
-    ``to``: the address of the form; ``fields``: values that it sends again. ``back``: the page before. ``which``:
-    the filter, if there is one. ``warnings``: what may go wrong. ``audited``: whether the audit log records it.
-    ``changed``: how many rows it has changed, if its result does not name them.
+    ``button``: the text of the button. ``done``: the text after the action. ``to``: the address of the form;
+    ``fields``: values that it sends again. ``back``: the page before. ``which``: the filter, if there is one.
+    ``warnings``: what may go wrong. ``audited``: whether the audit log records it. ``changed``: how many rows
+    it has changed, if its result does not name them.
     """
 
     button: str
@@ -45,10 +46,10 @@ class Deed:
 
     def ask(self, request: Request) -> Response:
         """The page that asks."""
-        return page(request, "deed.html", context=self.context, deed=self)
+        return page(request, "confirmation.html", context=self.context, confirmation=self)
 
-    def told(self, request: Request, result: Result[Outcome] | None = None) -> Response:
-        """The page that shows the result. Raises the error if the deed failed as a whole."""
+    def result_page(self, request: Request, result: Result[Outcome] | None = None) -> Response:
+        """The page that shows the result. Raises the error if the action failed as a whole."""
         if isinstance(result, Failed):
             raise result.error
         done = result.value.done if result else ()
@@ -57,10 +58,10 @@ class Deed:
         status = status_of(refused[0][1]) if refused and not done else 200
         return page(
             request,
-            "deed-done.html",
+            "confirmation-done.html",
             status,
             context=self.context,
-            deed=self,
+            confirmation=self,
             many=result is not None,
             done=done,
             refused=refused,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.bus import Command, CommandBus, Query, QueryBus
-from relay.cli.operating import (
+from relay.cli.options import (
     ACTING,
     Options,
     as_id,
@@ -24,7 +24,14 @@ from relay.cli.progress import bar
 from relay.cli.rows import filter_options, filter_values
 from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import InvalidRequest, TooMany
-from relay.ops.archive import ArchiveDesk, CountArchived, ReplayArchived, RestoreArchived, forgetful, row_filter
+from relay.ops.archive import (
+    ArchiveHandlers,
+    CountArchived,
+    ReplayArchived,
+    RestoreArchived,
+    forgetful,
+    row_filter,
+)
 from relay.ops.kinds import ARCHIVED, Action
 from relay.settings import ContextSettings, load_settings
 
@@ -82,10 +89,10 @@ def _act(action: Action, kind: ArchiveKind, options: dict[str, Any]) -> None:
 async def _run(context: ContextSettings, what: str, question: Query[int] | Command[int]) -> int:
     """Count, or act, and show how many batches were read."""
     with bar(what, "batches") as progress:
-        desk = ArchiveDesk({context.name: context}, connecting, progress=progress)
+        handlers = ArchiveHandlers({context.name: context}, connecting, progress=progress)
         if isinstance(question, Query):
-            return (await desk.answer(QueryBus()).ask_async(question)).unwrap()
-        return (await desk.carry_out(CommandBus()).dispatch_async(question)).unwrap()
+            return (await handlers.answer(QueryBus()).ask_async(question)).unwrap()
+        return (await handlers.carry_out(CommandBus()).dispatch_async(question)).unwrap()
 
 
 def _filter(kind: ArchiveKind, options: dict[str, Any]) -> RowFilter:
