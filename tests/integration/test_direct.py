@@ -180,7 +180,7 @@ async def test_connections_are_closed_without_a_word(
     await calls.sub.query(END_OTHERS)
     await calls.process(handler).process(await calls.received())
     assert len(await calls.effects()) == 2
-    await handler.close()
+    await handler.transactions.close()
 
     async def none_left() -> bool:
         return not await calls.sub.query("SELECT FROM pg_stat_activity WHERE application_name = 'handling'")

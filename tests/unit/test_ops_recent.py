@@ -8,7 +8,7 @@ import pytest
 
 from relay.bus import Command, CommandBus, Query, QueryBus
 from relay.domain.errors import DatabaseUnreachable
-from relay.ops.api.common import Ops, Recent
+from relay.ops.api.common import Ops, OpsLimits, Recent
 from relay.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ async def test_questions_that_fail_are_not_kept_for_ever() -> None:
     async def fail(query: Look) -> int:
         raise DatabaseUnreachable("it does not answer")
 
-    ops = Ops(Settings(), queries, CommandBus(), Recent())
+    ops = Ops(Settings(), queries, CommandBus(), Recent(), OpsLimits())
     for number in range(1_000):
         with pytest.raises(DatabaseUnreachable):
             await ops.recent.ask(ops, Look(number=number))
@@ -43,7 +43,7 @@ async def test_an_answer_that_nobody_gets_any_more_is_not_kept() -> None:
     async def look(query: Look) -> int:
         return query.number
 
-    ops = Ops(Settings(), queries, CommandBus(), Recent(fresh_s=-1.0))
+    ops = Ops(Settings(), queries, CommandBus(), Recent(fresh_s=-1.0), OpsLimits())
     assert [await ops.recent.ask(ops, Look(number=number)) for number in range(10)] == [*range(10)]
     assert len(ops.recent._known) == 1
 
@@ -68,7 +68,7 @@ async def test_what_is_asked_after_a_deed_is_looked_up_again(fails: bool) -> Non
         if command.fails:
             raise DatabaseUnreachable("it went away half-way")
 
-    ops = Ops(Settings(), queries, commands, Recent())
+    ops = Ops(Settings(), queries, commands, Recent(), OpsLimits())
     before = asyncio.create_task(ops.recent.ask(ops, Look()))
     await asked.wait()
     if fails:
