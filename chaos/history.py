@@ -55,7 +55,7 @@ class Plan(StrEnum):
     REPEAT = "repeat"
     """409 without an effect, as if it were known."""
     POISON = "poison"
-    """422: a dead letter of class deterministic, no effect."""
+    """422: a dead letter of class poison, no effect."""
     FLAKY = "flaky"
     """503 some times, then 200."""
     HANG = "hang"

@@ -17,7 +17,7 @@ from chaos.plan import effects_of
 
 SOURCES: Final = frozenset(Source)
 #: Plans that end as a dead letter, and its class.
-DEAD_LETTERS: Final = {Plan.POISON: "deterministic", Plan.NEVER: "exhausted"}
+DEAD_LETTERS: Final = {Plan.POISON: "poison", Plan.NEVER: "exhausted"}
 
 
 # --- 1 ------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class PythonEventHandler:
         )[:MAX_DETAIL_CHARS]
         match self._unknown:
             case "dead-letter":
-                return HandlerResult(Verdict.POISON, reason)
+                return HandlerResult(Verdict.REFUSED, reason)
             case "skip":
                 return HandlerResult(Verdict.PROCESSED, reason)
             case "retry":

@@ -203,7 +203,7 @@ class MessageRows:
 
     def _final(self, verdict: DeadLetter) -> str | None:
         """Return the reason of a TERM, without text of a handler; None if a dead letter is acknowledged."""
-        if verdict.kind is DeadLetterClass.POISON:
+        if verdict.reason.startswith(MalformedMessage.code):
             return verdict.reason
         return verdict.kind.value if self.config.nak else None
 

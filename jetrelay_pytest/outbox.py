@@ -217,7 +217,7 @@ class OutboxInMemory(InMemory):
         """Return the call for an event, or None. Raises Poison, and what an upcaster raises."""
         prepared = handler.prepare(_request(row, self.context, attempt))
         if isinstance(prepared, HandlerResult):
-            if prepared.verdict is Verdict.POISON:
+            if prepared.verdict is Verdict.REFUSED:
                 raise Poison(prepared.detail)
             return None
         return prepared

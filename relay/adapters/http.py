@@ -148,8 +148,6 @@ def _reason(response: aiohttp.ClientResponse) -> str:
 
 def _refused(status: int, reason: str, body: bytes) -> HandlerResult:
     codes = "" if reason else answered(body)
-    if codes and status == 422:
-        codes = f"HTTP 422: {codes}"
     return HandlerResult.from_status(status, reason or codes, printable(body.decode("utf-8", "replace")))
 
 

@@ -127,7 +127,7 @@ class CronRows:
                 return HandlerResult.failed(f"longer than {limit}")
             return HandlerResult.failed(with_stack(error), words(error))
         if isinstance(outcome, Failed):
-            return HandlerResult(Verdict.POISON, printable(str(outcome.error)))
+            return HandlerResult(Verdict.REFUSED, printable(str(outcome.error)))
         return HandlerResult(Verdict.PROCESSED)
 
     async def _dispatch(self, claim: CronClaim) -> Result[object]:

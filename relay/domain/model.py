@@ -119,11 +119,12 @@ class Finished:
 
 
 class Verdict(Enum):
-    """A handler's verdict about a message."""
+    """A handler's verdict. ``poison``: the message is bad (422). ``refused``: a rule forbids it for ever."""
 
     PROCESSED = "processed"
     ALREADY_PROCESSED = "already_processed"
     POISON = "poison"
+    REFUSED = "refused"
     TRANSIENT = "transient"
 
 
@@ -154,8 +155,8 @@ class HandlerResult:
         if status == 409:
             return cls(Verdict.ALREADY_PROCESSED)
         if status == 422:
-            return cls(Verdict.POISON, detail or "HTTP 422", said=said)
-        return cls(Verdict.TRANSIENT, f"HTTP {status}" + (f": {detail}" if detail else ""), said=said)
+            return cls(Verdict.POISON, _answer(status, detail), said=said)
+        return cls(Verdict.TRANSIENT, _answer(status, detail), said=said)
 
     @classmethod
     def failed(cls, detail: str, said: str = "") -> HandlerResult:
@@ -165,3 +166,8 @@ class HandlerResult:
     def in_full(self) -> HandlerResult:
         """The same answer, with ``said`` included in its detail."""
         return replace(self, detail=full(self.detail, self.said), said="") if self.said else self
+
+
+def _answer(status: int, detail: str) -> str:
+    """The reason for a status. It begins with the status, from which `relay.domain.reasons` reads its code."""
+    return f"HTTP {status}: {detail}" if detail else f"HTTP {status}"

@@ -15,7 +15,11 @@ from relay.domain.retry import RetryPolicy
 
 
 class DeadLetterClass(Enum):
-    """Why a message is dead: unreadable, refused by its handler, or out of attempts."""
+    """Why a message is dead.
+
+    ``poison``: it is bad; nobody can read it, or its handler answered 422. ``deterministic``: a rule of the
+    handler forbids it. ``exhausted``: no attempt is left.
+    """
 
     POISON = "poison"
     DETERMINISTIC = "deterministic"
@@ -71,6 +75,8 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
         case Verdict.PROCESSED | Verdict.ALREADY_PROCESSED:
             return Ack(result.settled)
         case Verdict.POISON:
+            return DeadLetter(result.detail, DeadLetterClass.POISON)
+        case Verdict.REFUSED:
             return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
         case Verdict.TRANSIENT if not result.counts:
             return Retry(policy.backoff.delay(1, chance), result.detail, counts=False)

@@ -19,7 +19,14 @@ from relay.adapters.postgres.transactions import HandlerTransactions, RowTransac
 from relay.bus import RequestContext
 from relay.concurrency import Slots, is_cancelled
 from relay.domain.disclosure import with_stack, words
-from relay.domain.errors import AlreadyProcessed, ConnectionsBusy, DomainError, InvalidHandler, MalformedMessage
+from relay.domain.errors import (
+    AlreadyProcessed,
+    ConnectionsBusy,
+    DomainError,
+    InvalidHandler,
+    MalformedMessage,
+    Poison,
+)
 from relay.domain.model import HandlerResult, Verdict
 from relay.execution.signatures import Inject, Signature
 
@@ -132,8 +139,10 @@ def answer(error: BaseException) -> HandlerResult:
     """The answer for an exception of a handler (SDS-047 §12: 409, 422, and everything else)."""
     if isinstance(error, AlreadyProcessed):
         return HandlerResult(Verdict.ALREADY_PROCESSED)
-    if isinstance(error, DomainError | MalformedMessage):
+    if isinstance(error, Poison | MalformedMessage):
         return HandlerResult(Verdict.POISON, with_stack(error))
+    if isinstance(error, DomainError):
+        return HandlerResult(Verdict.REFUSED, with_stack(error))
     # The function was not called: it got no connection for its transaction.
     called = not isinstance(error, ConnectionsBusy)
     return replace(HandlerResult.failed(with_stack(error), words(error)), counts=called)

@@ -137,7 +137,7 @@ def test_the_calls_are_those_of_the_plan(run: Evidence) -> None:
 
 def test_dead_letters_have_incidents(run: Evidence) -> None:
     expected = {
-        (id, event.source.value, "deterministic" if event.plan is Plan.POISON else "exhausted")
+        (id, event.source.value, "poison" if event.plan is Plan.POISON else "exhausted")
         for id, event in of(run).items()
         if event.plan in {Plan.POISON, Plan.NEVER}
     }

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -16,6 +16,7 @@ from relay.devstack import NatsServer
 from relay.domain.errors import AlertRefused, BrokerUnreachable
 from relay.domain.facts import AlertFailed, IncidentRecorded
 from relay.domain.incidents import IncidentFilter
+from relay.domain.policies import DeadLetterClass
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import Desk, at_the_desk
 
@@ -49,8 +50,8 @@ async def test_a_dead_letter_becomes_an_incident_with_all_that_is_known(desk: De
         "event_type": "vibe_created",
         "correlation_id": correlation,
         "causation_id": causation,
-        "class": "deterministic",
-        "reason": "why",
+        "class": "poison",
+        "reason": "HTTP 422: why",
         "attempts": 1,
         "original": body,
         "letter_stream": f"{desk.sub.context.upper()}_DLQ",
@@ -61,7 +62,7 @@ async def test_a_dead_letter_becomes_an_incident_with_all_that_is_known(desk: De
     assert {name: row[name] for name in expected} == expected
     assert row["headers"]["Nats-Msg-Id"] == str(message_id)
     [fact] = recorded(desk)
-    assert (fact.incident_id, fact.message_id, fact.kind) == (row["id"], message_id, "deterministic")
+    assert (fact.incident_id, fact.message_id, fact.kind) == (row["id"], message_id, "poison")
     assert (fact.correlation_id, fact.causation_id) == (correlation, causation)
     assert await desk.unacked() == 0
 
@@ -94,7 +95,7 @@ async def test_each_class_is_told_apart(desk: Desk) -> None:
     await desk.sub.pull().accept([delivery])
     await desk.sub.process(Handler()).process(desk.sub.enqueued[-1])
     assert await desk.record().run() == 3
-    assert [row["class"] for row in await desk.rows()] == ["deterministic", "exhausted", "poison"]
+    assert [row["class"] for row in await desk.rows()] == ["poison", "exhausted", "poison"]
     assert (await desk.rows())[-1]["original"] == b"not json"
 
 
@@ -113,7 +114,7 @@ async def test_what_others_send_to_the_dlq_does_not_stop_it(desk: Desk) -> None:
     await desk.died(422)
     assert await desk.record().run() == 4
     rows = await desk.rows()
-    assert [row["class"] for row in rows] == ["poison"] * 3 + ["deterministic"]
+    assert [row["class"] for row in rows] == ["poison"] * 4
     assert [row["original"] for row in rows[:2]] == [b"\x00\xff", b"{}"]
     assert await desk.unacked() == 0
 
@@ -142,6 +143,27 @@ async def test_incidents_are_found_by_what_an_operator_knows(desk: Desk) -> None
     assert await found(since=since) == (2 if (await desk.rows())[0]["recorded_at"] == since else 1)
     page = await desk.incidents.find(IncidentFilter(), 1)
     assert (len(page.items), page.total) == (1, 2)
+
+
+async def test_a_422_is_found_as_poison_also_if_an_older_release_called_it_deterministic(desk: Desk) -> None:
+    ids = [await desk.died(422) for _ in range(2)]
+    await desk.record().run()
+    old = ("deterministic", "HTTP 422: no"), ("deterministic", "DomainError: closed")
+    for id, (kind, reason) in zip(ids, old, strict=True):
+        await desk.sub.query(
+            "UPDATE dead_letters SET class = %s, reason = %s WHERE message_id = %s", kind, reason, id
+        )
+    new = await desk.died(422)
+    await desk.record().run()
+
+    async def found(kind: DeadLetterClass) -> set[UUID]:
+        page = await desk.incidents.find(IncidentFilter(kinds=(kind,)), 10)
+        return {UUID(str(row["message_id"])) for row in page.items}
+
+    assert await found(DeadLetterClass.POISON) == {ids[0], new}
+    assert await found(DeadLetterClass.DETERMINISTIC) == set(ids)
+    groups = await desk.incidents.groups(IncidentFilter(), 10)
+    assert "status_422" in {row["reason_code"] for row in groups}
 
 
 # --- alerts ---

@@ -79,7 +79,7 @@ def _deliver(evidence: Evidence, event: Produced) -> None:
     evidence.business.append(Business(event.id, event.key, place))
     evidence.outbox.append(OutboxState(event.id, "published", seq))
     evidence.stream.append(Stored(seq, event.id))
-    refused = {Plan.POISON: "deterministic", Plan.NEVER: "exhausted"}.get(event.plan)
+    refused = {Plan.POISON: "poison", Plan.NEVER: "exhausted"}.get(event.plan)
     attempts = 60 if event.plan is Plan.NEVER else 1
     state = "dead-lettered" if refused else "processed"
     evidence.inbox.append(InboxState(event.id, event.source, state, attempts))

@@ -139,7 +139,7 @@ MUTATIONS: dict[str, tuple[int, Mutation]] = {
     "an exhausted message of the wrong class": (5, lambda e: change(e.incidents, NEVER, kind="poison")),
     "an incident of a processed message": (
         5,
-        lambda e: e.incidents.append(Incident(ACCEPTED, "http", "deterministic", 1)),
+        lambda e: e.incidents.append(Incident(ACCEPTED, "http", "poison", 1)),
     ),
     "an incident of a row that ended processed": (5, lambda e: change(e.inbox, POISON, state="processed")),
     "an incident of an unknown message": (5, lambda e: e.incidents.append(Incident("nobody", "", "poison", 1))),
