@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dramatiq.middleware import Middleware
 from pydantic import SecretStr
 
+from relay import jobs
 from relay.adapters.coldstore import BucketStore, FolderStore
 from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 from relay.adapters.dramatiq.gates import GATE_TIMES, Gates, GateTimes
@@ -41,9 +42,11 @@ from relay.concurrency import FairSlots
 from relay.credentials import nats_options, redis_options
 from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
+from relay.domain.ordering import LANES
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
 from relay.envelopes import writer
+from relay.jobs import Duty
 from relay.ports import ColdStore, JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 
@@ -265,6 +268,22 @@ class Application:
             schedule=PostgresSchedule(pool.connection),
             backlogs=PostgresBacklogReader(pool.connection),
         )
+
+
+def duties(context: ContextSettings) -> list[Duty]:
+    """The duties of a context, which have gates. While much waits, it has as many shards as lanes at most."""
+    name = context.name
+    found = [jobs.PUBLISH.of(name, number) for number in range(LANES)]
+    found += [jobs.PULL.of(name, it) for it in context.subscriptions]
+    kinds = (
+        jobs.RECONCILE_STREAM,
+        jobs.PRUNE,
+        jobs.LOOK_AFTER,
+        jobs.DELIVER_TASKS,
+        jobs.SWEEP_TASKS,
+        jobs.ARCHIVE,
+    )
+    return [*found, *(kind.of(name) for kind in kinds)]
 
 
 def cold_store(archive: ArchiveSettings) -> ColdStore | None:

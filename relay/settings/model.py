@@ -32,7 +32,7 @@ from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.ops import OpsSettings
 from relay.settings.section import Section
-from relay.settings.telemetry import MetricsSettings, TracingSettings
+from relay.settings.telemetry import HealthSettings, MetricsSettings, TracingSettings
 from relay.settings.urls import (
     DatabaseUrl,
     HandlerUrl,
@@ -408,6 +408,7 @@ class Settings(Section):
     fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
+    health: HealthSettings = HealthSettings()
     tracing: TracingSettings = TracingSettings()
     ops: OpsSettings = OpsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)

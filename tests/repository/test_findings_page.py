@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: The first argument of whatever makes a finding.
-MADE = re.compile(r'(?:error|warning|unknown|else error)\)?\(\s*"([A-Z_]+)"')
+MADE = re.compile(r'(?:error|warning|unknown)(?:\)?\(\s*|, )"([A-Z_]+)"')
 CODE = re.compile(r"`([A-Z]+_[A-Z_]+)`")
 #: Of errors that the servers' adapters raise.
 OF_ERRORS = {

@@ -69,6 +69,11 @@ class PostgresBacklogReader:
                 found.append(FullInbox(name, count, most))
         return [it for it in found if it.shown]
 
+    async def incidents(self) -> Sequence[Waiting]:
+        """Return the open incidents, by subscription and class. One that is snoozed is not open."""
+        async with self._source() as conn:
+            return await _all(conn, "incidents/open", Waiting)
+
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
         """Return what is due, counted up to ``counted``. ``dead_head_blocks``: as the publisher's."""
         async with self._source() as conn:
