@@ -109,7 +109,7 @@ class PythonEventHandler:
         """Return the call for a request, or an answer when no call is needed."""
         try:
             return self.prepare(request)
-        except Exception as error:
+        except BaseException as error:
             return answer(error)
 
     async def _handle(self, request: HandlerRequest) -> HandlerResult:

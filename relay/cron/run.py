@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from relay.bus import Failed, RequestContext, Result
 from relay.bus.context import Span, begun
-from relay.concurrency import Slots
+from relay.concurrency import Slots, is_ours
 from relay.cron import Cron, CronRegistry
 from relay.domain.disclosure import printable, with_stack, words
 from relay.domain.errors import Outage
@@ -121,7 +121,9 @@ class CronRows:
         try:
             async with asyncio.timeout(limit.total_seconds()) as clock:
                 outcome = await self._dispatch(claim)
-        except Exception as error:
+        except BaseException as error:
+            if is_ours(error):
+                raise
             # A fault of the infrastructure or the program. The command's writes are rolled back, so try again.
             if clock.expired():
                 return HandlerResult.failed(f"longer than {limit}")

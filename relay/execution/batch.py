@@ -17,6 +17,7 @@ from uuid import UUID
 
 from relay.adapters.postgres.shared_transactions import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.concurrency import is_ours
 from relay.domain.errors import TransactionBroken
 from relay.domain.model import HandlerResult
 from relay.execution.calls import SETTLED, Calls, PreparedCall, answer, answered, timed_out
@@ -90,7 +91,9 @@ class Batch:
                     late = result is not SETTLED and time.monotonic() - self._since >= seconds
                     self._judge(member, timed_out(seconds) if late else result, shared, late=late)
                 await shared.settle([member.id for member in self._written], self._token)
-        except Exception as error:
+        except BaseException as error:
+            if is_ours(error):
+                raise
             return self._lost(error)
         return self._kept()
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from relay.adapters.postgres.function_connections import AsyncFunctionTransaction, FunctionTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction, Settlement
 from relay.bus import RequestContext
-from relay.concurrency import Slots, is_cancelled
+from relay.concurrency import Slots, is_ours
 from relay.domain.disclosure import with_stack, words
 from relay.domain.errors import (
     AlreadyProcessed,
@@ -122,10 +122,10 @@ async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerRes
     try:
         async with clock:
             return await work
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
+    except BaseException as error:
         if isinstance(error, TimeoutError) and clock.expired():
             return timed_out(seconds)
-        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+        if is_ours(error):
             raise
         return answer(error)
 
