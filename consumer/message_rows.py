@@ -119,9 +119,11 @@ class MessageRows:
             headers=row.headers,
             token=claim.token,
             originals=prepared.event.originals,
-            idempotency_key=prepared.idempotency_key,
+            # Of two subscriptions with one service behind them, neither must look like a repeat of the other.
+            idempotency_key=prepared.idempotency_key if row.source_id is None else str(row.message_id),
             actor=prepared.event.actor,
             traceparent=_span(claim, prepared.event.traceparent),
+            source_id=row.source_id,
         )
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:

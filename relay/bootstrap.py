@@ -203,6 +203,7 @@ class Application:
             consumer=self.consumer(context, name),
             auditor=NatsStreamAuditor(self.nats),
             inbox=PostgresLedger(self.context(context).pool),
+            others=[it for it in self.context(context).settings.subscriptions if it != name],
         )
 
     def transactions(self, context: str, purpose: str, limit: timedelta) -> HandlerTransactions:

@@ -8,13 +8,17 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Originals, shown
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Originals, shown, view_id
 from relay.domain.model import Finished
 from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, Retry
 
 
 class InboxRow(NamedTuple):
-    """A received message, before or after it is stored in the inbox. An unreadable message has no event type."""
+    """A received message, before or after it is stored in the inbox. An unreadable message has no event type.
+
+    ``message_id``: the key of its row, which its job, its claim and its dead letter name. ``source_id``: the id
+    that its source gave it, if another subscription has the row of that id; otherwise None.
+    """
 
     message_id: UUID
     subject: str
@@ -37,6 +41,20 @@ class InboxRow(NamedTuple):
     #: The number of the delivery.
     consumer_seq: int | None = None
     originals: Originals = NO_ORIGINALS
+    source_id: UUID | None = None
+
+    @property
+    def id(self) -> UUID:
+        """The id by which its source and its subscription know it."""
+        return self.source_id or self.message_id
+
+    def apart(self) -> InboxRow:
+        """The same message with a key made from its subscription, because another message has its key."""
+        return self._replace(
+            message_id=view_id(self.subscription, self.message_id),
+            source_id=self.id,
+            originals={ID: str(self.id), **self.originals},
+        )
 
     @property
     def shown(self) -> dict[str, Id | None]:
@@ -51,8 +69,8 @@ class InboxRow(NamedTuple):
 class Inserted(NamedTuple):
     """What the inbox knows about a message: it is ``new``, or it was ``done`` (processed or a dead letter).
 
-    Where order is kept, a message may be ``parked`` with its key, or not ``runnable`` because an earlier message
-    of its key comes first.
+    ``message_id`` is the key of the row, ``id`` that of the message. Where order is kept, a message may be
+    ``parked`` with its key, or not ``runnable`` because an earlier message of its key comes first.
     """
 
     message_id: UUID
@@ -60,6 +78,12 @@ class Inserted(NamedTuple):
     done: bool
     parked: bool = False
     runnable: bool = True
+    source_id: UUID | None = None
+
+    @property
+    def id(self) -> UUID:
+        """The id by which its source and its subscription know it."""
+        return self.source_id or self.message_id
 
 
 class ClaimedMessage(NamedTuple):
@@ -86,11 +110,12 @@ class InboxReceiver(Protocol):
         """Check that the database answers, before anything is fetched."""
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
-        """Insert a batch in one statement. A known id is reported and never inserted twice (POL-047-003).
+        """Insert a batch in one statement. What a subscription knows is never inserted twice (POL-047-003).
 
-        A known row takes the reply subject, stream and sequence of the latest delivery, and keeps all else. An id
-        that is twice in the batch has one answer. Raises MalformedMessage if a value cannot be stored; then
-        nothing of the batch is stored.
+        Known is the same id in the same subscription. If the row of an id belongs to another subscription, that
+        row stays as it is, and the message gets a row apart. A known row takes the reply subject, stream and
+        sequence of the latest delivery, and keeps all else. The answers are in the order of the batch; an id that
+        is twice in it has one. Raises MalformedMessage if a value cannot be stored; then nothing of the batch is.
         """
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:

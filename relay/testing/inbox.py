@@ -60,6 +60,8 @@ class MemoryInbox:
     def __init__(self, clock: Clock | None = None, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self.clock = clock or Clock()
         self.messages: dict[UUID, StoredMessage] = {}
+        #: The key of the row that a subscription has of a message.
+        self._keys: dict[tuple[str, UUID], UUID] = {}
         self.down = False
         self._grace = grace
 
@@ -83,18 +85,23 @@ class MemoryInbox:
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         if any("\x00" in text for row in rows for text in _texts(row)):
             raise MalformedMessage("the inbox cannot store it: a text holds a NUL")
-        return [self._insert(row) for row in {row.message_id: row for row in rows}.values()]
+        return [self._insert(row) for row in {row.id: row for row in rows}.values()]
 
     def _insert(self, row: InboxRow) -> Inserted:
-        now, stored = self.clock.now, self._rows.get(row.message_id)
+        now, known = self.clock.now, self._keys.get((row.subscription, row.id))
+        stored = None if known is None else self._rows.get(known)
         if stored is None:
+            while row.message_id in self._rows:
+                row = row.apart()
+            self._keys[row.subscription, row.id] = row.message_id
             # An inbox without order keeps neither the key of the order nor the number of the delivery.
             self._rows[row.message_id] = StoredMessage(row._replace(order_key=None, consumer_seq=None), now, now)
-            return Inserted(row.message_id, new=True, done=False)
+            return Inserted(row.message_id, new=True, done=False, source_id=row.source_id)
         stored.row = stored.row._replace(
             ack_subject=row.ack_subject or stored.row.ack_subject, stream=row.stream, stream_seq=row.stream_seq
         )
-        return Inserted(row.message_id, new=False, done=stored.finished_at is not None)
+        key, done = stored.row.message_id, stored.finished_at is not None
+        return Inserted(key, new=False, done=done, source_id=stored.row.source_id)
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
         ready = [it for it in self._unfinished(subscription) if later or it.enqueued_at <= self.clock.now]
@@ -198,7 +205,7 @@ class MemoryInbox:
     ) -> Sequence[Finished]:
         before = self.clock.now - _UNDER_WAY
         messages = [
-            Finished(it.row.message_id, it.row.stream_seq, it.row.ack_subject, it.row.headers.get(MSG_ID))
+            Finished(it.row.id, it.row.stream_seq, it.row.ack_subject, it.row.headers.get(MSG_ID))
             for it in self._of(subscription, stream)
             if (it.finished_at and it.finished_at < before) or (on_receipt and it.received_at < before)
         ]

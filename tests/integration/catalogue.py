@@ -111,6 +111,7 @@ OUR_INBOX: dict[str, Column] = {
     "order_seq": (BIGINT, NULL, None),
     "stepped_over": (BOOLEAN, NOT_NULL, "false"),
     "originals": (JSONB, NULL, None),
+    "source_id": (UUID, NULL, None),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -124,6 +125,7 @@ OUR_INBOX_INDEXES = {
     "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
     "idx_inbox_processed": "(processed_at) WHERE (processed_at IS NOT NULL)",
+    "idx_inbox_source": "(source_id, subscription) WHERE (source_id IS NOT NULL)",
     "idx_inbox_order": f"(subscription, order_key, order_seq, message_id) WHERE {_HOLDS}",
 }
 DEAD_LETTERS: dict[str, Column] = {
@@ -191,7 +193,12 @@ ARCHIVE_BATCHES: dict[str, Column] = {
     "deleted_at": (TIME, NULL, None),
     "gone_at": (TIME, NULL, None),
 }
-ARCHIVED_MESSAGES: dict[str, Column] = {"message_id": (UUID, NOT_NULL, None), "batch": (BIGINT, NOT_NULL, None)}
+ARCHIVED_MESSAGES: dict[str, Column] = {
+    "message_id": (UUID, NOT_NULL, None),
+    "batch": (BIGINT, NOT_NULL, None),
+    "subscription": (TEXT, NULL, None),
+    "source_id": (UUID, NULL, None),
+}
 ARCHIVE_BATCHES_CONSTRAINTS = {
     "archive_batches_pkey": "PRIMARY KEY (kind, number)",
     "chk_archive_kind": "CHECK ((kind = ANY (ARRAY['outbox'::text, 'inbox'::text, 'tasks'::text])))",
@@ -325,6 +332,7 @@ RULES_WITH_SUBQUERIES = {
     "relay_its_turn",
     "relay_another_runs",
     "relay_attempt",
+    "relay_inbox_key",
 }
 
 # --- reading the catalogue ---

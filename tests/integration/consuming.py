@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -135,6 +136,10 @@ class Subscription:
         default_factory=lambda: RecoveryLimits(patience=timedelta(milliseconds=50))
     )
     order: OrderedInboxAdapter | None = None
+    subscription: str = SUBSCRIPTION
+    durable: str = "down"
+    #: Whether another subscription, which is declared before, reads the same messages.
+    apart: bool = False
 
     def keep_order(self, failed_head: FailedHead = "block") -> Subscription:
         """Become an ordered subscription."""
@@ -144,7 +149,7 @@ class Subscription:
     def numbers(self, **parts: Any) -> DeliveryNumbers | None:
         if self.order is None:
             return None
-        return DeliveryNumbers(SUBSCRIPTION, self.stream, self.order, parts.get("consumer", self.consumer))
+        return DeliveryNumbers(self.subscription, self.stream, self.order, parts.get("consumer", self.consumer))
 
     @property
     def stream(self) -> str:
@@ -166,12 +171,13 @@ class Subscription:
     def pull(self, envelope: str = "handler", batch_size: int = 50, **parts: Any) -> PullMessages:
         config = PullConfig(
             context=self.context,
-            subscription=SUBSCRIPTION,
+            subscription=self.subscription,
             envelope=envelope,
             batch_size=batch_size,
             ack_on_receipt=self.settle == "inbox",
             max_due=parts.get("max_due", 2_000),
             max_inbox=parts.get("max_inbox"),
+            apart=self.apart,
         )
         return PullMessages(
             config=config,
@@ -194,7 +200,7 @@ class Subscription:
         policy = RetryPolicy(max_attempts=max_attempts, backoff=backoff)
         config = MessageConfig(
             context=self.context,
-            subscription=SUBSCRIPTION,
+            subscription=self.subscription,
             envelope=envelope,
             policy=policy,
             acked=self.settle == "inbox",
@@ -222,11 +228,14 @@ class Subscription:
 
     def recovery(self, filter_subject: str | None = None, **parts: Any) -> Recovery:
         reader = StreamReader(
-            self.nats, stream=self.stream, durable="down", filter_subject=filter_subject or f"{self.name}.event.>"
+            self.nats,
+            stream=self.stream,
+            durable=self.durable,
+            filter_subject=filter_subject or f"{self.name}.event.>",
         )
         return Recovery(
             context=self.context,
-            subscription=SUBSCRIPTION,
+            subscription=self.subscription,
             stream=self.stream,
             inbox=parts.get("inbox", self.inbox),
             consumer=parts.get("consumer", self.consumer),
@@ -239,13 +248,13 @@ class Subscription:
         )
 
     def lossy(self) -> Lossy:
-        return Lossy(self.nats, stream=self.stream, durable="down")
+        return Lossy(self.nats, stream=self.stream, durable=self.durable)
 
     # --- what happens to it ---
 
     async def create_durable(self, **settings: Any) -> None:
         config = {"filter_subject": f"{self.name}.event.>", "ack_wait": 120, "ack_policy": "explicit", **settings}
-        await self.js.add_consumer(self.stream, ConsumerConfig(durable_name="down", **config))
+        await self.js.add_consumer(self.stream, ConsumerConfig(durable_name=self.durable, **config))
 
     async def create_dlq(self) -> None:
         await self.js.add_stream(StreamConfig(name=self.dlq, subjects=[f"{self.context}.dlq.>"]))
@@ -264,7 +273,7 @@ class Subscription:
 
     async def lose(self, count: int = 1) -> None:
         """Have messages delivered to a worker that dies with them."""
-        lost = await self.js.pull_subscribe_bind("down", self.stream)
+        lost = await self.js.pull_subscribe_bind(self.durable, self.stream)
         assert len(await lost.fetch(count, timeout=5)) == count
         await lost.unsubscribe()
 
@@ -296,7 +305,7 @@ class Subscription:
 
     async def unacked(self) -> int:
         """How many messages JetStream has delivered and not seen acknowledged."""
-        return await unacknowledged(self.nats, self.stream, "down")
+        return await unacknowledged(self.nats, self.stream, self.durable)
 
     async def acked(self) -> None:
         """Wait until JetStream has seen every delivered message acknowledged."""
@@ -324,6 +333,16 @@ async def unacknowledged(connection: NatsConnection, stream: str, durable: str) 
     return int((await client.jetstream().consumer_info(stream, durable)).num_ack_pending)
 
 
+async def another(sub: Subscription, name: str) -> Subscription:
+    """A second subscription to the same messages, with a durable of its own. It ends with the first one."""
+    other = copy.copy(sub)
+    other.subscription = other.durable = name
+    other.apart, other.facts, other.enqueued = True, [], []
+    other.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable=name)
+    await other.create_durable()
+    return other
+
+
 @asynccontextmanager
 async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[Subscription]:
     """A subscription with its stream, DLQ and durable, connected; ``durable`` are settings of the consumer."""
@@ -332,7 +351,7 @@ async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[S
     await sub.pool.open()
     sub.inbox = PostgresInboxAdapter(sub.pool)
     sub.nats = NatsConnection(nats_url)
-    sub.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down")
+    sub.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable=sub.durable)
     sub.publisher = NatsJetStreamPublisher(sub.nats, ack_timeout=timedelta(seconds=2))
     admin = await nats.connect(nats_url)
     sub.js = admin.jetstream()

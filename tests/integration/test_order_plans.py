@@ -59,7 +59,16 @@ def test_nothing_looks_at_the_tail_of_a_key(conn: psycopg.Connection[Any]) -> No
 def test_a_batch_is_compared_with_heads_only(conn: psycopg.Connection[Any]) -> None:
     count = 300
     same: dict[str, Any] = dict.fromkeys(
-        ("occurred_at", "partition_key", "correlation_id", "causation_id", "originals", "reason", "kind"),
+        (
+            "occurred_at",
+            "partition_key",
+            "correlation_id",
+            "causation_id",
+            "originals",
+            "reason",
+            "kind",
+            "source_id",
+        ),
         [None] * count,
     )
     texts = {name: ["x"] * count for name in ("subject", "ack_subject", "event_type")}

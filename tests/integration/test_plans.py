@@ -65,7 +65,7 @@ def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, 
 
 ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
 ANY_TASK = any_of(PostgresTaskOperations, TaskFilter)
-ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id")
+ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id", "keys")
 STATES_OF_EVENTS = ["waiting", "failing", "dead", "published"]
 STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
 STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]

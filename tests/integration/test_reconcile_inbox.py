@@ -56,6 +56,18 @@ async def lose_rows(sub: Subscription, *ids: UUID) -> None:
     await sub.query("DELETE FROM inbox_messages WHERE message_id = ANY (%s)", list(ids))
 
 
+async def test_a_row_of_another_subscription_hides_no_loss_and_one_of_before_a_rename_does(
+    sub: Subscription,
+) -> None:
+    ids = await handled(sub, 2)
+    await sub.query("UPDATE inbox_messages SET subscription = 'another'")
+    assert (await find(sub).run()).missing == []
+    found = find(sub, others=["another"])
+    assert len((await found.run()).missing) == len(ids)
+    assert await sub.recovery().reconcile(found) == len(ids)
+    assert (await found.run()).missing == []
+
+
 async def test_rows_lost_after_their_acknowledgement_come_back_and_are_handled(sub: Subscription) -> None:
     ids = await handled(sub, 5)
     await lose_rows(sub, ids[1], ids[4])

@@ -95,6 +95,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_its_turn": _CALLED_BY_RELAY,
     "relay_another_runs": _CALLED_BY_RELAY,
     "relay_attempt": _CALLED_BY_RELAY,
+    "relay_inbox_key": _CALLED_BY_RELAY,
     "relay_incident_state": _CALLED_BY_RELAY,
 }
 _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))

@@ -16,6 +16,7 @@ from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.row_operations import Operations, as_key, audit, coded, named, reasons, who
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
+from relay.domain.identity import Identity
 from relay.domain.incidents import (
     Candidate,
     IncidentFilter,
@@ -152,7 +153,7 @@ def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -
         # A snoozed incident is stored as an open one.
         "stored": statuses and ["open" if it == "snoozed" else it for it in statuses],
         "kinds": [kind.value for kind in wanted.kinds] or None,
-        "message_name": wanted.message_id if isinstance(wanted.message_id, str) else None,
+        "message_name": None if wanted.message_id is None else Identity.of(str(wanted.message_id)).shown,
         "message_id": as_key(wanted.message_id),
         "correlation_id": as_key(wanted.correlation_id),
         **reasons("reason", wanted.reason),

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
 from relay.domain.errors import MalformedMessage
+from relay.domain.identity import view_id
 from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
 from relay.ports import ClaimedMessage, InboxRepository, InboxRow
 
@@ -89,6 +90,34 @@ class InboxContract:
         answers = await bench.inbox.insert([row, other, row._replace(stream_seq=3)])
         assert sorted(it.message_id for it in answers) == sorted([row.message_id, other.message_id])
         assert (await _claimed(bench, row)).row.stream_seq == 3
+
+    async def test_an_id_that_another_subscription_has_seen_is_new_to_this_one(self, bench: InboxBench) -> None:
+        first = _row(1)
+        other = first._replace(subscription="another", stream="OTHER", stream_seq=7)
+        third = first._replace(subscription="third")
+        # Whoever may publish to one stream may try to have the keys of others.
+        taken = _row(2, message_id=view_id("third", first.message_id))
+        await bench.inbox.insert([first, taken])
+        answers = [(await bench.inbox.insert([row]))[0] for row in (other, third, other, third, first)]
+        assert [(it.id, it.new) for it in answers] == [
+            (first.id, new) for new in (True, True, False, False, False)
+        ]
+        assert answers[0].message_id == view_id("another", first.message_id)
+        keys = [answers[n].message_id for n in (4, 0, 1)]
+        assert len({*keys, taken.message_id}) == 4
+        for row, key in zip((first, other, third), keys, strict=True):
+            claim = await bench.inbox.claim(key, _LEASE)
+            assert claim is not None
+            assert (claim.row.id, claim.row.subscription) == (row.id, row.subscription)
+            assert (claim.row.stream, claim.row.stream_seq) == (row.stream, row.stream_seq)
+            assert claim.row.shown["message_id"] in (row.id, str(row.id))
+
+    async def test_a_row_apart_is_recognised_by_its_id(self, bench: InboxBench) -> None:
+        row = _row(1)
+        [first] = await bench.inbox.insert([row.apart()])
+        again = [*await bench.inbox.insert([row]), *await bench.inbox.insert([row.apart()])]
+        assert first.message_id == view_id(row.subscription, row.message_id)
+        assert [(it.message_id, it.new) for it in again] == [(first.message_id, False)] * 2
 
     async def test_a_value_that_cannot_be_stored_refuses_the_whole_batch(self, bench: InboxBench) -> None:
         good = _row(1)

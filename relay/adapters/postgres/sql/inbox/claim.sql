@@ -15,5 +15,5 @@ WHERE i.message_id = %(message_id)s
   AND relay_is_free(i.claimed_until, i.next_attempt_at, interval '50 milliseconds')
 --+ in_turn
 RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals,
+          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals, source_id,
           attempts, requeues, received_at, dead_letter_reason, dead_letter_class

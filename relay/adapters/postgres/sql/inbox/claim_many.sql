@@ -23,6 +23,6 @@ taken AS (
     FROM due, relaxed
     WHERE i.message_id = due.message_id AND NOT due.tried
     RETURNING i.message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-              event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals,
+              event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals, source_id,
               attempts, requeues, received_at, dead_letter_reason, dead_letter_class)
 SELECT * FROM due LEFT JOIN taken USING (message_id)

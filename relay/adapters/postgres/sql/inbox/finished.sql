@@ -1,7 +1,7 @@
 -- Messages that are finished here, but perhaps not for JetStream: the acknowledgement may be lost with a
 -- connection. A second acknowledgement does no harm. With acknowledgement on receipt, a message is finished for
 -- JetStream once its row is committed. The same holds for a parked message.
-SELECT message_id, stream_seq, ack_subject, headers ->> 'Nats-Msg-Id'
+SELECT coalesce(source_id, message_id), stream_seq, ack_subject, headers ->> 'Nats-Msg-Id'
 FROM inbox_messages
 WHERE stream = %(stream)s
   AND stream_seq > %(after)s
