@@ -194,6 +194,23 @@ def _read(request: HandlerRequest) -> IncomingEvent:
 # --- when a worker starts ---
 
 
+def check_subscriptions(modules: Sequence[tuple[str, HandlerRegistry]]) -> None:
+    """Raise InvalidHandler if a handler names a subscription that never calls it.
+
+    ``modules``: the name of each subscription with Python handlers, and what its module registers.
+    """
+    called = {(name, id(it)) for name, module in modules for it in module.named.get(name, {}).values()}
+    for _, module in modules:
+        for name, handlers in module.named.items():
+            for (kind, version), handler in handlers.items():
+                if (name, id(handler)) not in called:
+                    raise InvalidHandler(
+                        f"{module.name} handles {kind} v{version} for {name}, no subscription that uses it",
+                        field="subscription",
+                        hint=f"subscriptions with Python handlers: {', '.join(sorted({it for it, _ in modules}))}",
+                    )
+
+
 def check_commands(registry: HandlerRegistry, filter_subject: str) -> None:
     """Raise InvalidHandler if a module lacks the handler of a command that a filter matches.
 

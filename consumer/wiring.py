@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.functions import PythonEventHandler, check_commands, has_plain
+from consumer.functions import PythonEventHandler, check_commands, check_subscriptions, has_plain
 from consumer.handlers import load
 from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, waiting_messages
@@ -73,7 +73,7 @@ def calls_plain_functions(context: str, subscription: str) -> bool:
     if settings is None:
         # A message of a subscription that is gone: its actor raises, in a thread.
         return True
-    return settings.python_module is not None and has_plain(load(settings.python_module))
+    return settings.python_module is not None and has_plain(load(settings.python_module).of(subscription))
 
 
 @cache
@@ -84,7 +84,7 @@ def _handler(context: str, name: str) -> HttpEventHandler | PythonEventHandler:
     """
     settings = application.subscription(context, name)
     if settings.python_module is not None:
-        registry = load(settings.python_module)
+        registry = load(settings.python_module).of(name)
         transactions = application.transactions(context, "handler", settings.handler_timeout)
         return PythonEventHandler(
             registry, transactions, timeout=settings.handler_timeout, unknown=settings.unknown
@@ -204,6 +204,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
         max_inbox=settings.max_inbox,
+        apart=application.context(context).settings.comes_later(subscription),
     )
     return PullMessages(
         config=config,
@@ -286,11 +287,18 @@ def _handlers() -> Iterator[str]:
 serves["handlers"] = _handlers
 
 # Load now, so that a worker does not start with an unusable handler, envelope or credentials.
+_modules = [
+    (sub.name, load(sub.python_module))
+    for context in application.settings.contexts.values()
+    for sub in context.subscriptions.values()
+    if sub.python_module is not None
+]
+check_subscriptions(_modules)
 for _context, _settings in application.settings.contexts.items():
     for _name, _subscription in _settings.subscriptions.items():
         _envelope(_context, _name)
         if _subscription.python_module is None:
             _handler(_context, _name)
         else:
-            check_commands(load(_subscription.python_module), _subscription.filter_subject)
+            check_commands(load(_subscription.python_module).of(_name), _subscription.filter_subject)
     alerts(_context)

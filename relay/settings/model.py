@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import timedelta
+from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -27,6 +28,7 @@ from relay.domain.topology import (
     StreamSpec,
     advisory_consumer,
     dead_letter_consumer,
+    subjects_overlap,
 )
 from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
@@ -323,6 +325,14 @@ class ContextSettings(Section):
     def inbox_limits(self) -> dict[str, int]:
         """The ``max_inbox`` of the subscriptions that have one."""
         return {name: it.max_inbox for name, it in self.subscriptions.items() if it.max_inbox is not None}
+
+    def comes_later(self, subscription: str) -> bool:
+        """Whether a subscription that is declared before this one reads some of the same messages."""
+        own = self.subscriptions[subscription]
+        earlier = takewhile(lambda it: it is not own, self.subscriptions.values())
+        return any(
+            it.stream == own.stream and subjects_overlap(it.filter_subject, own.filter_subject) for it in earlier
+        )
 
     @property
     def routing(self) -> Routing:

@@ -67,17 +67,6 @@ def _back_off(context: ContextSettings) -> Problems:
             yield SettingProblem((*path, "backoff_initial"), f"must not be longer than backoff_max ({limit})")
 
 
-def _filters(context: ContextSettings) -> Problems:
-    """Check that filters do not overlap. The inbox key is only the message id, so one receiver would miss it."""
-    for one, other in combinations(context.subscriptions.values(), 2):
-        if subjects_overlap(one.filter_subject, other.filter_subject):
-            yield SettingProblem(
-                _sub(other, "filter_subject"),
-                f"overlaps with {one.filter_subject} of the subscription {one.name}",
-                "a context receives each message once: merge them, or use filters that do not overlap",
-            )
-
-
 def _handler_time(subscription: SubscriptionSettings) -> Problems:
     if subscription.settle == "handler" and subscription.handler_timeout >= subscription.ack_wait:
         limit = format_duration(subscription.ack_wait)
@@ -408,7 +397,7 @@ def _commands(settings: Settings) -> Problems:
     declared = {stream.name: stream.subjects for _, stream in _all_streams(settings)}
     for one, other in combinations(_all_subscriptions(settings), 2):
         filters = one.filter_subject, other.filter_subject
-        if one.stream != other.stream or one.context == other.context or not subjects_overlap(*filters):
+        if one.stream != other.stream or not subjects_overlap(*filters):
             continue
         spaces = (it for it in (*filters, *declared.get(one.stream, ())) if covers(ALL_COMMANDS, it))
         if any(subjects_overlap(space, filters[0]) and subjects_overlap(space, filters[1]) for space in spaces):
@@ -441,7 +430,7 @@ def _meeting(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None
     return next(pairs, None)
 
 
-_OF_CONTEXT: Final = (_cloudevents, _back_off, _filters, _dead_letters, _archive, _backpressure)
+_OF_CONTEXT: Final = (_cloudevents, _back_off, _dead_letters, _archive, _backpressure)
 _OF_SUBSCRIPTION: Final = (_handler_time, _handler_kind, _on_failure, _order)
 _OF_ALL: Final = (
     *(_databases, _streams, _ways, _commands, _queries),
