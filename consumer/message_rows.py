@@ -6,11 +6,12 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from consumer.circuit import KeepCircuit
 from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
 from relay import jobs
@@ -22,8 +23,8 @@ from relay.domain import traceparent
 from relay.domain.envelopes import Envelope, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
-from relay.domain.model import HandlerResult, Verdict
-from relay.domain.policies import DeadLetter, DeadLetterClass, Disposition, Retry, decide
+from relay.domain.model import Away, HandlerResult, Verdict
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, decide
 from relay.domain.retry import RetryPolicy
 from relay.execution.calls import PreparedCall
 from relay.execution.rows import Decided, Terms
@@ -65,8 +66,9 @@ class MessageConfig:
 class MessageRows:
     """The messages of one subscription: how they are claimed and asked for, and what follows from an answer.
 
-    ``next_of_key``: set if the subscription is ordered. ``lease``: a claim outlives a dead worker by at most this
-    time; a live worker renews it during a call.
+    ``next_of_key``: set if the subscription is ordered. ``circuit``: set if an outage of its handler costs no
+    attempts. ``lease``: a claim outlives a dead worker by at most this time; a live worker renews it during a
+    call.
     """
 
     config: MessageConfig
@@ -76,6 +78,7 @@ class MessageRows:
     dead_letters: RouteToDeadLetter
     facts: FactSink
     next_of_key: NextOfKey | None = None
+    circuit: KeepCircuit | None = None
     lease: timedelta = LEASE
 
     after_claim = "after_message_claim"
@@ -138,7 +141,10 @@ class MessageRows:
         self.facts(HandlerAnswered(**about, seconds=seconds, traced=_traced(claim, result), waited=waited))
         reach("after_handler_before_mark")
         shown = result.in_full() if config.error_text else result
-        return decide(shown, claim.attempts, config.policy, random.random())  # noqa: S311
+        verdict = decide(shown, claim.attempts, config.policy, random.random())  # noqa: S311
+        if self.circuit is None or result.away is Away.NO or isinstance(verdict, Ack):
+            return verdict
+        return replace(verdict, doubt=Doubt(shown.detail, surely=result.away is Away.SURELY))
 
     async def mark(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
         """Mark messages as processed."""
@@ -154,6 +160,8 @@ class MessageRows:
         if self.next_of_key is not None:
             await self.next_of_key.after(*(claim.row for claim in claims))
         await self._ack(claims)
+        if self.circuit is not None:
+            await self.circuit.answered(claims)
 
     def _about(self, claim: ClaimedMessage) -> dict[str, Any]:
         return {
@@ -164,11 +172,16 @@ class MessageRows:
             "trace_id": traceparent.trace_id(traceparent.find(claim.row.headers)),
         }
 
+    async def judged(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> Retry | DeadLetter:
+        """The verdict on a failure, by what is known of the handler."""
+        return verdict if self.circuit is None else await self.circuit.judged(claim, verdict)
+
     async def conclude(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
         """Record a failure without an ack (POL-047-007): the row owns the next attempt.
 
         The verdict of a dead letter is recorded first (POL-047-006): after an outage no handler is called again.
         """
+        verdict = await self.judged(claim, verdict)
         recorded = (
             await self.inbox.record_error(claim, verdict)
             if isinstance(verdict, Retry)
@@ -182,6 +195,8 @@ class MessageRows:
             return await self._route(claim, verdict)
         seconds = verdict.delay.total_seconds()
         self.facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
+        if verdict.waits:
+            return None
         if self.config.nak:
             # The redelivery finds its row in the inbox, so it changes nothing but the row's reply subject.
             with suppress(BrokerUnreachable):

@@ -77,8 +77,13 @@ async def begin(context: str, unfinished: Collection[str] | None) -> RunRoutines
 
 
 async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:
-    """Sweep subscriptions, one after the other."""
-    for subscription in subscriptions:
+    """Sweep subscriptions, one after the other. Where the handler is away, look after its circuit."""
+    names = list(subscriptions)
+    circuits = {name: it for name in names if (it := wiring.circuit(context, name)) is not None}
+    for found in await wiring.circuits(context).open_ones() if circuits else ():
+        if found.subscription in circuits:
+            await circuits[found.subscription].tend(found)
+    for subscription in names:
         await sweep_inbox(context, subscription)
 
 

@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
+from consumer.circuit import KeepCircuit
 from consumer.deadletters import RecordDeadLetters, SendAlerts
 from consumer.functions import PythonEventHandler, check_commands, check_subscriptions, has_plain
 from consumer.handlers import load
@@ -21,12 +22,15 @@ from relay.adapters.dramatiq.broker import delayed
 from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.stream_reader import StreamReader
+from relay.adapters.postgres.circuits import PostgresCircuits
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.adapters.webhook import Webhook
 from relay.credentials import http_access
+from relay.domain import outages
+from relay.domain.circuit import CircuitPolicy
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
-from relay.domain.retry import RetryPolicy
+from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.topology import advisory_consumer
 from relay.envelopes import reader
 from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
@@ -127,8 +131,38 @@ def _rows(context: str, subscription: str) -> MessageRows:
         dead_letters=application.context(context).dead_letters,
         facts=application.facts,
         next_of_key=_next_of_key(context, subscription),
+        circuit=circuit(context, subscription),
     )
     return rows
+
+
+@cache
+def circuits(context: str) -> PostgresCircuits:
+    """The circuits of a context."""
+    return PostgresCircuits(application.context(context).pool)
+
+
+@cache
+def circuit(context: str, subscription: str) -> KeepCircuit | None:
+    """What keeps the circuit of a subscription; None if it wants none."""
+    settings = application.subscription(context, subscription)
+    if not settings.circuit:
+        return None
+    backoff = Backoff(maximum=settings.circuit_probe_max, jitter=0)
+    return KeepCircuit(
+        context=context,
+        subscription=subscription,
+        circuits=circuits(context),
+        inbox=application.inbox(context, subscription),
+        enqueue=enqueue(context, subscription),
+        facts=application.facts,
+        policy=CircuitPolicy(
+            messages=settings.circuit_messages, failures=settings.circuit_failures, probe=backoff
+        ),
+        single=settings.max_attempts == 1,
+        ordered=settings.order != "none",
+        pause=settings.backoff_initial,
+    )
 
 
 def _next_of_key(context: str, subscription: str) -> NextOfKey | None:
@@ -294,6 +328,7 @@ _modules = [
     if sub.python_module is not None
 ]
 check_subscriptions(_modules)
+outages.add(application.settings.outage_errors)
 for _context, _settings in application.settings.contexts.items():
     for _name, _subscription in _settings.subscriptions.items():
         _envelope(_context, _name)

@@ -24,7 +24,7 @@ import aiohttp
 
 from relay.domain.disclosure import answered, printable
 from relay.domain.identity import CORRELATION_ID, ID, shown
-from relay.domain.model import DONE, HandlerResult
+from relay.domain.model import DONE, Away, HandlerResult
 from relay.domain.quoting import quoted
 from relay.domain.traceparent import TRACEPARENT
 from relay.ports import HandlerRequest
@@ -101,11 +101,15 @@ class HttpEventHandler:
             async with asyncio.timeout(self._timeout):
                 return await self._call(request)
         except aiohttp.ConnectionTimeoutError:
-            return HandlerResult.failed(f"time-out: no connection within {self._connect_timeout:g} s")
+            detail = f"time-out: no connection within {self._connect_timeout:g} s"
+            return HandlerResult.failed(detail, away=Away.SURELY)
         except TimeoutError:
-            return HandlerResult.failed(f"time-out: no answer within {self._timeout:g} s")
+            return HandlerResult.failed(f"time-out: no answer within {self._timeout:g} s", away=Away.PERHAPS)
+        except aiohttp.ClientConnectorError as error:
+            # Nobody has got the request, so it is not the message's fault.
+            return HandlerResult.failed(why(error), away=Away.SURELY)
         except (aiohttp.ClientError, OSError) as error:
-            return HandlerResult.failed(why(error))
+            return HandlerResult.failed(why(error), away=Away.PERHAPS)
 
     async def close(self) -> None:
         """Close the connections."""

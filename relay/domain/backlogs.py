@@ -93,6 +93,15 @@ class FullInbox:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AwayHandler:
+    """The handler of a subscription that is away, for ``seconds``; ``reason``: the last failure."""
+
+    subscription: str
+    reason: str
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBacklog:
     """The tasks that wait to be run.
@@ -151,3 +160,4 @@ class Backlogs:
     incidents: Sequence[Waiting]
     parked: Sequence[Waiting]
     brake: Brake = Brake()
+    away: Sequence[AwayHandler] = ()

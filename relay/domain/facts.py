@@ -149,6 +149,25 @@ class PullsResumed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitOpened(Fact):
+    """The handler of a subscription is away: only single messages are tried until it answers. Alert.
+
+    ``error``: the last failure. The attempts that the outage has cost are given back.
+    """
+
+    subscription: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitClosed(Fact):
+    """The handler of a subscription has answered again, after ``seconds``: all its messages go on."""
+
+    subscription: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFact(Fact):
     """Base of the facts about one message."""
 

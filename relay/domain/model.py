@@ -20,6 +20,9 @@ from relay.domain.subject import check_stream, check_subject, check_token, check
 #: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
 DONE: Final = frozenset({200, 201, 204})
 
+#: The statuses below 500 that say "not now".
+_NOT_NOW: Final = frozenset({408, 429})
+
 #: How far ``occurred_at`` may run ahead of the clock that checks it (chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 
@@ -118,6 +121,11 @@ class Finished:
     msg_id: str | None = None
 
 
+def is_outage_status(status: int) -> bool:
+    """Whether an HTTP status may say that a service is away: 5xx, 408 and 429."""
+    return status >= 500 or status in _NOT_NOW
+
+
 class Verdict(Enum):
     """A handler's verdict. ``poison``: the message is bad (422). ``refused``: a rule forbids it for ever."""
 
@@ -128,6 +136,14 @@ class Verdict(Enum):
     TRANSIENT = "transient"
 
 
+class Away(Enum):
+    """Whether an answer, or none, says that the handler is away. ``SURELY``: no message can be at fault."""
+
+    NO = "no"
+    PERHAPS = "perhaps"
+    SURELY = "surely"
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerResult:
     """A handler's answer: the verdict and, for a failure, a reason that is safe for a log line.
@@ -135,6 +151,7 @@ class HandlerResult:
     ``settled``: ``processed_at`` is already committed, in the transaction of the handler's own writes.
     ``said``: the text of the answer or exception itself. It may repeat payload, so it is used only on request
     (see `in_full`). ``counts``: whether this was an attempt. It was none if the handler could not be called.
+    ``away``: whether the handler may be away (`relay.domain.circuit`).
     """
 
     verdict: Verdict
@@ -142,6 +159,7 @@ class HandlerResult:
     settled: bool = False
     counts: bool = True
     said: str = field(default="", repr=False)
+    away: Away = field(default=Away.NO, compare=False)
 
     @classmethod
     def from_status(cls, status: int, detail: str = "", said: str = "") -> HandlerResult:
@@ -156,12 +174,13 @@ class HandlerResult:
             return cls(Verdict.ALREADY_PROCESSED)
         if status == 422:
             return cls(Verdict.POISON, _answer(status, detail), said=said)
-        return cls(Verdict.TRANSIENT, _answer(status, detail), said=said)
+        away = Away.PERHAPS if is_outage_status(status) else Away.NO
+        return cls(Verdict.TRANSIENT, _answer(status, detail), said=said, away=away)
 
     @classmethod
-    def failed(cls, detail: str, said: str = "") -> HandlerResult:
+    def failed(cls, detail: str, said: str = "", *, away: Away = Away.NO) -> HandlerResult:
         """The result when there is no usable answer: a time-out, or a refused or broken connection."""
-        return cls(Verdict.TRANSIENT, detail, said=said)
+        return cls(Verdict.TRANSIENT, detail, said=said, away=away)
 
     def in_full(self) -> HandlerResult:
         """The same answer, with ``said`` included in its detail."""

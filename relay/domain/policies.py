@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -34,11 +34,24 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """A failure as in an outage of the handler (`relay.domain.circuit`). It may not be the message's fault.
+
+    ``surely``: it is not. ``later``: when the handler itself wants the next call.
+    """
+
+    error: str
+    surely: bool = False
+    later: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Route to the dead-letter subject, then acknowledge."""
 
     reason: str
     kind: DeadLetterClass
+    doubt: Doubt | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +59,15 @@ class Retry:
     """Record the error, and try again after ``delay``. ``counts``: whether this was an attempt.
 
     A message is not acknowledged. An event holds back the later ones of its key. The first failure of an event
-    counts in any case, because it marks the event as the head of its key.
+    counts in any case, because it marks the event as the head of its key. ``waits``: until the handler is back, so
+    no job is sent for it.
     """
 
     delay: timedelta
     error: str
     counts: bool = True
+    waits: bool = False
+    doubt: Doubt | None = field(default=None, compare=False)
 
 
 Disposition: TypeAlias = Ack | DeadLetter | Retry

@@ -27,7 +27,8 @@ from relay.domain.errors import (
     MalformedMessage,
     Poison,
 )
-from relay.domain.model import HandlerResult, Verdict
+from relay.domain.model import Away, HandlerResult, Verdict
+from relay.domain.outages import says_outage
 from relay.execution.signatures import Inject, Signature
 
 #: How many characters of an error are kept.
@@ -132,7 +133,7 @@ async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerRes
 
 def timed_out(seconds: float) -> HandlerResult:
     """The answer of a function that takes too long."""
-    return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
+    return HandlerResult.failed(f"time-out: no answer within {seconds:g} s", away=Away.PERHAPS)
 
 
 def answer(error: BaseException) -> HandlerResult:
@@ -145,4 +146,5 @@ def answer(error: BaseException) -> HandlerResult:
         return HandlerResult(Verdict.REFUSED, with_stack(error))
     # The function was not called: it got no connection for its transaction.
     called = not isinstance(error, ConnectionsBusy)
-    return replace(HandlerResult.failed(with_stack(error), words(error)), counts=called)
+    away = Away.PERHAPS if called and says_outage(error) else Away.NO
+    return replace(HandlerResult.failed(with_stack(error), words(error), away=away), counts=called)

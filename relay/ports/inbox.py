@@ -101,6 +101,8 @@ class ClaimedMessage(NamedTuple):
     since: float = math.inf
     #: When the message was stored in the inbox.
     received_at: datetime | None = None
+    #: Whether it is the one that is tried while its handler is away (`relay.domain.circuit`).
+    probe: bool = False
 
 
 class InboxReceiver(Protocol):
@@ -165,10 +167,13 @@ class InboxAudit(Protocol):
     They may be repeated, and run beside workers: nothing is claimed.
     """
 
-    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
+    async def overdue(
+        self, subscription: str, limit: int, waited: timedelta = timedelta(0), *, at_once: bool = False
+    ) -> Sequence[UUID]:
         """Ids that should be in the queue and are not. Marks them as enqueued now.
 
-        ``waited``: how long the head of the queue has waited.
+        ``waited``: how long the head of the queue has waited. ``at_once``: all that are due, also those that may
+        be in the queue. While the handler is away, there are none.
         """
 
     def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:

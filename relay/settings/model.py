@@ -52,6 +52,7 @@ from relay.settings.values import (
     Count,
     Duration,
     EnvelopeName,
+    ErrorNames,
     EventTypes,
     Modules,
     SchemaName,
@@ -187,6 +188,9 @@ class SubscriptionSettings(HttpSettings):
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
     ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
+    ``circuit``: while the handler is away, only single messages are tried, and none loses an attempt. It counts as
+    away when ``circuit_failures`` calls in a row have failed, for ``circuit_messages`` messages at least.
+    ``circuit_probe_max``: the longest pause between two messages that are tried meanwhile.
     ``start_at``: which messages a new consumer gets: all in the stream, those from "now" on, or from a moment on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
@@ -216,6 +220,10 @@ class SubscriptionSettings(HttpSettings):
     max_attempts: int = Field(default=20, ge=1)
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
+    circuit: bool = True
+    circuit_messages: int = Field(default=3, ge=2, le=100)
+    circuit_failures: int = Field(default=10, ge=2, le=1000)
+    circuit_probe_max: Duration = Field(default=_seconds(10), ge=_seconds(1))
     envelope: EnvelopeName = "handler"
     error_detail: ErrorDetail = "codes"
 
@@ -399,8 +407,9 @@ class Settings(Section):
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
     ``max_connections``: how many connections a process has to one PostgreSQL server at most, for all contexts.
-    ``fleet``: the supervisor that has started this process. `relay fleet` sets it for its workers.
-    ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
+    ``outage_errors``: exceptions of Python functions that say that something is away, besides those that are
+    known: ``package.Class``. ``fleet``: the supervisor that has started this process. `relay fleet` sets it for
+    its workers. ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
     """
 
     nats_url: NatsUrl = SecretStr("nats://localhost:4222")
@@ -415,6 +424,7 @@ class Settings(Section):
     task_window: int = Field(default=200, ge=1, le=100_000)
     pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
     max_connections: int = Field(default=64, ge=4, le=10_000)
+    outage_errors: ErrorNames = ()
     fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()

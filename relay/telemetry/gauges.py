@@ -60,6 +60,7 @@ GAUGES: Final = (
     Gauge("incidents_oldest_age_seconds", "How long the oldest of them has waited.", "incidents", _AGE),
     Gauge("parked_keys", "Keys set aside behind a dead letter.", "parked", "count"),
     Gauge("parked_keys_oldest_age_seconds", "How long the first of them has been.", "parked", _AGE),
+    Gauge("circuit_open_seconds", "How long the handler has been away; 0 if it is not.", "away", "seconds"),
 )
 LEADING: Final = ("scheduler_leading", "Whether this scheduler leads the context.")
 SAMPLED: Final = ("backlog_sampled_timestamp_seconds", "When the backlogs of the context were last counted.")
@@ -72,6 +73,7 @@ _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "tasks": (),
     "inbox": ("subscription",),
     "parked": ("subscription",),
+    "away": ("subscription",),
     "incidents": ("subscription", "class"),
 }
 
@@ -164,7 +166,7 @@ class BacklogGauges(Collector):
 
 def _merged(gauge: Gauge, one: float, other: float) -> float:
     """Combine values that share their labels: subscriptions that are no longer configured count as one."""
-    return max(one, other) if gauge.attribute == _AGE else one + other
+    return max(one, other) if gauge.attribute in (_AGE, "seconds") else one + other
 
 
 def _family(

@@ -84,6 +84,8 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     ),
     facts.PullsPaused: (Count("pulls_paused", "Times a worker found the inbox full and paused.", _SUB),),
     facts.PullsResumed: (Count("pulls_resumed", "Times it went on.", _SUB),),
+    facts.CircuitOpened: (Count("circuits_opened", "Times a handler was found to be away.", _SUB),),
+    facts.CircuitClosed: (Count("circuits_closed", "Times it was back.", _SUB),),
     facts.MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
     facts.MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
     facts.MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),

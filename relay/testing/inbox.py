@@ -177,8 +177,10 @@ class MemoryInbox:
 
     # --- audit ---
 
-    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
-        lost_before = self.clock.now - self._grace - waited
+    async def overdue(
+        self, subscription: str, limit: int, waited: timedelta = timedelta(0), *, at_once: bool = False
+    ) -> Sequence[UUID]:
+        lost_before = self.clock.now - (timedelta(0) if at_once else self._grace + waited)
         waiting = sorted(self._unfinished(subscription), key=lambda it: it.enqueued_at)
         lost = [it for it in waiting if it.enqueued_at < lost_before and self._is_free(it)][:limit]
         for stored in lost:

@@ -333,6 +333,7 @@ RULES_WITH_SUBQUERIES = {
     "relay_another_runs",
     "relay_attempt",
     "relay_inbox_key",
+    "relay_may_call",
 }
 
 # --- reading the catalogue ---

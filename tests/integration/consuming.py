@@ -218,6 +218,7 @@ class Subscription:
             facts=self.facts.append,
             next_of_key=self.order and NextOfKey(self.order, self.consumer, self.enqueue),
             lease=parts.get("lease", self.lease),
+            circuit=parts.get("circuit"),
         )
 
     def chunk(self, handler: Any, **parts: Any) -> RunChunk:

@@ -148,6 +148,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "archived_messages",
         "audit_log",
         "dead_letters",
+        "handler_circuits",
         "inbox_messages",
         "inbox_watermarks",
         "outbox_events",

@@ -149,9 +149,12 @@ class PostgresInboxAdapter:
             cursor = await conn.execute(statement(name), parameters)
             return cursor.rowcount == 1
 
-    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
+    async def overdue(
+        self, subscription: str, limit: int, waited: timedelta = timedelta(0), *, at_once: bool = False
+    ) -> Sequence[UUID]:
         await self._forget_order(subscription)
-        terms = {"subscription": subscription, "limit": limit, "grace": self._grace + waited}
+        grace = timedelta(0) if at_once else self._grace + waited
+        terms = {"subscription": subscription, "limit": limit, "grace": grace}
         async with self._pool.connection() as conn:
             return [message_id for (message_id,) in await query(conn, self._overdue, **terms)]
 
@@ -288,5 +291,5 @@ def claimed(command: Command, row: Mapping[str, Any], since: float) -> ClaimedMe
     columns["originals"] = columns["originals"] or NO_ORIGINALS
     inbox_row = InboxRow(**columns, rejected=rejected)
     return ClaimedMessage(
-        command[1]["token"], inbox_row, row["attempts"], row["requeues"], since, row["received_at"]
+        command[1]["token"], inbox_row, row["attempts"], row["requeues"], since, row["received_at"], row["probe"]
     )

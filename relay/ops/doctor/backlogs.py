@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from relay import jobs
 from relay.adapters.jetstream.inspection import DurableState
-from relay.domain.backlogs import Waiting
+from relay.domain.backlogs import AwayHandler, Waiting
 from relay.domain.disclosure import stack_of
 from relay.domain.findings import Finding, error, warning
 from relay.domain.queues import QueueView
@@ -56,6 +56,8 @@ _SERVERS: Final = {
     "GATE_STUCK",
     "CLOCKS_DIFFER",
 }
+#: A handler that is away for so long, in seconds, is an error.
+AWAY_S: Final = 60.0
 _OF_EVENTS: Final = {"STREAM_MISSING", "STREAM_SEALED", "STREAM_REFUSES", "STREAM_FULL"}
 _OF_CONSUMERS: Final = {"STREAM_MISSING", "CONSUMER_MISSING", "CONSUMER_PAUSED"}
 
@@ -77,6 +79,7 @@ class Surroundings:
     holders: Sequence[LockHolder] = ()
     refused: RefusedEvents | None = None
     failing: Sequence[Failing] = ()
+    away: Sequence[AwayHandler] = ()
     queues: Mapping[str, QueueView] = field(default_factory=dict)
 
 
@@ -97,7 +100,7 @@ def stalled(context: str, movement: Movement, around: Surroundings) -> Finding:
 
 def causes(movement: Movement, around: Surroundings) -> Iterator[tuple[str, str]]:
     """What may hold a part up, each with its remedy, the likeliest first."""
-    for of in (_renamed, _processes, _servers, _refusals, _holders, _window, _failures, _jobs):
+    for of in (_renamed, _processes, _servers, _refusals, _holders, _away, _window, _failures, _jobs):
         yield from of(movement, around)
 
 
@@ -142,6 +145,12 @@ def _window(movement: Movement, around: Surroundings) -> _Causes:
         if 0 < most <= waiting:
             text = f"its window is full: {waiting} of {most} messages are delivered and not acknowledged"
             yield text, "mend what keeps them, or raise max_ack_pending"
+
+
+def _away(movement: Movement, around: Surroundings) -> _Causes:
+    for it in around.away:
+        if movement.kind in {BacklogKind.MESSAGES, BacklogKind.STREAM} and it.subscription == movement.part:
+            yield f"its handler is away: {reason(it.reason)}", "mend the handler"
 
 
 def _failures(movement: Movement, around: Surroundings) -> _Causes:
@@ -204,6 +213,20 @@ def failing(context: str, found: Sequence[Failing], bound: timedelta) -> Iterato
         yield (error if it.count > it.handled else warning)(
             "HANDLER_FAILING", f"subscription {context}.{it.subscription}", text, remedy
         )
+
+
+def away(context: str, handlers: Sequence[AwayHandler]) -> Iterator[Finding]:
+    """Every handler answers."""
+    for it in handlers:
+        text = f"its handler is away for {lasted(it.seconds)}: {reason(it.reason)}"
+        subject, remedy = (
+            f"subscription {context}.{it.subscription}",
+            "mend it: its messages then go on by themselves",
+        )
+        if it.seconds >= AWAY_S:
+            yield error("HANDLER_AWAY", subject, text, remedy)
+        else:
+            yield warning("HANDLER_AWAY", subject, text, remedy)
 
 
 def reason(text: str) -> str:

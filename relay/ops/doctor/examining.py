@@ -147,12 +147,14 @@ class Examination:
             except DatabaseUnreachable:
                 return [*found, *backlogs.locked(place, await moving.holders(), _STATEMENT)]
             refused, failing, lease = await moving.refused(), await moving.failing(), await moving.lease()
+            away = await reader.away()
             self._waiting[name] = _Beside(
                 standing=standing,
                 around=backlogs.Surroundings(
                     holders=await moving.holders() if standing else (),
                     refused=refused,
                     failing=failing,
+                    away=away,
                     leads=lease is not None and lease[1] < 0,
                     subscriptions=[*context.subscriptions],
                 ),
@@ -164,6 +166,7 @@ class Examination:
                 *backlogs.refused(place, refused, bound),
                 *backlogs.dead_events(place, await moving.dead(), block=block),
                 *backlogs.failing(name, failing, bound),
+                *backlogs.away(name, away),
                 *backlogs.letters(name, await reader.incidents(), limits),
                 *backlogs.led(place, lease, bound),
             ]

@@ -1,6 +1,7 @@
 -- Rows that a queue should have delivered by now: the queue was flushed, or its worker died. They are marked as
--- enqueued, so that the next sweep does not send them again while they wait their turn. The ids are an array, so
--- that the rows are found by their ids. For a few thousand ids, a join would read the whole table.
+-- enqueued, so that the next sweep does not send them again while they wait their turn. While the handler is away,
+-- there are none: its probe is sent by itself. The ids are an array, so that the rows are found by their ids. For a
+-- few thousand ids, a join would read the whole table.
 UPDATE inbox_messages
 SET enqueued_at = now()
 WHERE message_id = ANY (ARRAY(
@@ -11,6 +12,7 @@ WHERE message_id = ANY (ARRAY(
       AND enqueued_at < now() - %(grace)s
       AND subscription = %(subscription)s
       AND relay_is_free(claimed_until, next_attempt_at, interval '0')
+      AND EXISTS (SELECT FROM relay_may_call(NULL, %(subscription)s))
     ORDER BY enqueued_at
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED))

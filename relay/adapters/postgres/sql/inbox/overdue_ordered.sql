@@ -42,5 +42,6 @@ WHERE message_id IN (
     SELECT message_id
     FROM inbox_messages
     WHERE message_id IN (SELECT message_id FROM due)
+      AND EXISTS (SELECT FROM relay_may_call(NULL, %(subscription)s))
     FOR UPDATE SKIP LOCKED)
 RETURNING message_id
