@@ -68,7 +68,10 @@ class PythonEventHandler:
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Handle one request, see the port. Every exception of the function becomes an answer."""
-        return await answered(self._handle(request), self.timeout)
+        call = self.prepared(request)
+        if isinstance(call, HandlerResult):
+            return call
+        return await answered(self._calls.run(call), self.timeout, call)
 
     async def handle_all(self, requests: Sequence[HandlerRequest]) -> dict[UUID, Answered]:
         """Handle many requests, see `relay.execution.chunk.AskAll`.
@@ -111,10 +114,6 @@ class PythonEventHandler:
             return self.prepare(request)
         except BaseException as error:
             return answer(error)
-
-    async def _handle(self, request: HandlerRequest) -> HandlerResult:
-        call = self.prepare(request)
-        return call if isinstance(call, HandlerResult) else await self._calls.run(call)
 
     def prepare(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         """Return the call for a request, or an answer. Raises Poison, and what an upcaster raises."""

@@ -20,7 +20,8 @@ inbox transaction SQLAlchemy's ``Session`` or a ``psycopg.Connection`` (``AsyncS
 ``psycopg.AsyncConnection`` in an async function).
 
 When a handler returns, its event is processed. `Poison` and `DomainError` make a dead letter.
-`AlreadyProcessed` undoes what the handler wrote and counts as processed. Any other exception causes a retry.
+`AlreadyProcessed` undoes what the handler wrote and counts as processed. `RetryLater` says when to call it again.
+Any other exception causes a retry, by the handler's own policy (``retry=``) or with back-off.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ from relay.domain.actor import Actor
 from relay.domain.disclosure import validation
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, InvalidSubject, Poison
 from relay.domain.identity import Id
+from relay.domain.retry import Dead, Never, RetryFunction, RetryLater
 from relay.domain.subject import check_type, check_version
 from relay.events import registration_of
 from relay.execution.calls import Function as Registered
+from relay.execution.retry_rules import RetryRule
 from relay.execution.signatures import Inject, Injectable, invalid, parameters, read
 
 __all__ = [
     "AlreadyProcessed",
+    "Dead",
     "DomainError",
     "Handler",
     "HandlerRegistry",
@@ -53,7 +57,9 @@ __all__ = [
     "IncomingEvent",
     "Inject",
     "MessageContext",
+    "Never",
     "Poison",
+    "RetryLater",
     "handles",
     "load",
     "upcasts",
@@ -154,13 +160,19 @@ class HandlerRegistry:
     named: dict[str, dict[tuple[str, int], Handler]] = field(default_factory=dict)
 
     def handles(
-        self, kind: str | type, *, version: int | None = None, subscription: str | Collection[str] | None = None
+        self,
+        kind: str | type,
+        *,
+        version: int | None = None,
+        subscription: str | Collection[str] | None = None,
+        retry: RetryFunction | None = None,
     ) -> Callable[[Function], Function]:
         """See `handles`."""
         key, names = _handled(kind, version), _names(subscription)
+        rule = None if retry is None else RetryRule(retry)
 
         def register(function: Function) -> Function:
-            handler = Handler(function, read(function, _INJECTABLE))
+            handler = Handler(function, read(function, _INJECTABLE), rule)
             for name in names:
                 self._put(name, key, handler)
             return function
@@ -231,19 +243,26 @@ _modules: Final[dict[str, HandlerRegistry]] = {}
 
 
 def handles(
-    kind: str | type, *, version: int | None = None, subscription: str | Collection[str] | None = None
+    kind: str | type,
+    *,
+    version: int | None = None,
+    subscription: str | Collection[str] | None = None,
+    retry: RetryFunction | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function for one version of an event type or command. It may have several such decorators.
 
     ``kind``: an event type, a command's name ``domain.action``, or a class registered with ``@event`` or
     ``@command``, which brings its version. Otherwise the version is 1 by default. ``subscription``: the name of
     the subscription whose messages it handles, or several names. Without one it handles those of every
-    subscription that uses the module.
+    subscription that uses the module. ``retry``: says instead of the back-off, for each exception, when to try
+    again; see `RetryFunction`.
     The module's docstring says what it may take. Raises InvalidHandler when the function cannot be called as
     declared, when the event or command has a handler for the same subscription in the same module already, or when
     none can have that type and version.
     """
-    return lambda function: _of(function).handles(kind, version=version, subscription=subscription)(function)
+    return lambda function: _of(function).handles(kind, version=version, subscription=subscription, retry=retry)(
+        function
+    )
 
 
 def upcasts(event_type: str, *, from_version: int) -> Callable[[Function], Function]:

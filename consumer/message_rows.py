@@ -25,7 +25,8 @@ from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
 from relay.domain.model import Away, HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, decide
-from relay.domain.retry import RetryPolicy
+from relay.domain.reasons import in_short
+from relay.domain.retry import Later, RetryPolicy
 from relay.execution.calls import PreparedCall
 from relay.execution.rows import Decided, Terms
 from relay.failpoints import reach
@@ -141,10 +142,12 @@ class MessageRows:
         self.facts(HandlerAnswered(**about, seconds=seconds, traced=_traced(claim, result), waited=waited))
         reach("after_handler_before_mark")
         shown = result.in_full() if config.error_text else result
-        verdict = decide(shown, claim.attempts, config.policy, random.random())  # noqa: S311
+        age = timedelta(seconds=_waited(claim) or 0.0)
+        verdict = decide(shown, claim.attempts, config.policy, random.random(), age)  # noqa: S311
         if self.circuit is None or result.away is Away.NO or isinstance(verdict, Ack):
             return verdict
-        return replace(verdict, doubt=Doubt(shown.detail, surely=result.away is Away.SURELY))
+        later = verdict.delay if isinstance(verdict, Retry) and result.delay and not result.counts else None
+        return replace(verdict, doubt=Doubt(shown.detail, surely=result.away is Away.SURELY, later=later))
 
     async def mark(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
         """Mark messages as processed."""
@@ -201,7 +204,7 @@ class MessageRows:
             # The redelivery finds its row in the inbox, so it changes nothing but the row's reply subject.
             with suppress(BrokerUnreachable):
                 await self.consumer.nak([claim.row.ack_subject], verdict.delay)
-        return verdict.delay
+        return Later.of(verdict.delay, in_short(verdict.error))
 
     async def _route(self, claim: ClaimedMessage, verdict: DeadLetter) -> timedelta | None:
         """Store a dead letter; returns after how long to try again if that failed."""

@@ -116,7 +116,12 @@ def _rows(context: str, subscription: str) -> MessageRows:
         context=context,
         subscription=subscription,
         envelope=_envelope(context, subscription),
-        policy=RetryPolicy.of(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
+        policy=RetryPolicy(
+            max_attempts=settings.max_attempts,
+            backoff=Backoff(initial=settings.backoff_initial, maximum=settings.backoff_max),
+            longest=settings.retry_after_max,
+            patience=settings.retry_after_for,
+        ),
         acked=on_receipt(context, subscription),
         nak=gives_back(context, subscription),
         error_text=settings.error_detail == "text",

@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -32,6 +32,8 @@ from relay.domain.facts import (
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide, unanswered
+from relay.domain.reasons import in_short
+from relay.domain.retry import Later
 from relay.domain.tasks import BackgroundTask, ClaimedTask, PutOff, TaskRef
 from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, PreparedCall, answered
@@ -89,13 +91,13 @@ class TaskRows:
         if handler is None:
             await self.tasks.put_off(key.id, _UNHANDLED)
             self.facts(TaskUnhandled(context=self.context, task_id=key.id, task_type=key.type))
-            return Unclaimed(_UNHANDLED.delay)
+            return Unclaimed(Later.of(_UNHANDLED.delay, f"waits for {_UNHANDLED.waits_for}"))
         started = await self._start(key.id, handler)
         if not isinstance(started, PutOff):
             return started
         about: dict[str, Any] = {"context": self.context, "task_id": key.id, "task_type": key.type}
         self.facts(TaskPutOff(**about, waits_for=started.waits_for, delay_seconds=started.delay.total_seconds()))
-        return Unclaimed(started.delay)
+        return Unclaimed(Later.of(started.delay, f"waits for {started.waits_for}"))
 
     async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
         """Claim the task; wait here if its slot of the rate limit is near."""
@@ -131,7 +133,7 @@ class TaskRows:
         handler = self.registry.find(call.injected[Inject.CONTEXT].task_type)
         assert handler is not None
         calls = self._calls.setdefault(handler.queue, Calls(self.size))
-        return await answered(calls.run(call), handler.time_limit.total_seconds())
+        return await answered(calls.run(call), handler.time_limit.total_seconds(), call)
 
     def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
         """Report the answer, and apply the type's policy to it."""
@@ -139,7 +141,8 @@ class TaskRows:
         self.facts(TaskAnswered(context=self.context, task_type=claim.type, seconds=seconds, traced=traced))
         reach("after_task_answer")
         shown = result.in_full() if self.error_text else result
-        return decide(shown, claim.attempts, self._handler(claim).policy, random.random())  # noqa: S311
+        age = datetime.now(UTC) - claim.due_at
+        return decide(shown, claim.attempts, self._handler(claim).policy, random.random(), age)  # noqa: S311
 
     async def mark(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """Mark tasks as completed."""
@@ -163,7 +166,7 @@ class TaskRows:
                 return None
             seconds = verdict.delay.total_seconds()
             self.facts(TaskRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
-            return verdict.delay
+            return Later.of(verdict.delay, in_short(verdict.error))
         finally:
             await self._next(claim)
 

@@ -52,6 +52,8 @@
     ├── DomainError             DOMAIN_ERROR         (raised by handlers)
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
+    ├── RetryLater              RETRY_LATER          (relay.domain.retry, raised by handlers; with
+    │                                                 INVALID_RETRY beside it)
     ├── ClaimLost               CLAIM_LOST
     ├── TransactionBroken       TRANSACTION_BROKEN
     ├── SchemaMissing           SCHEMA_MISSING

@@ -19,6 +19,8 @@ from relay.domain.subject import check_stream, check_subject, check_token, check
 
 #: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
 DONE: Final = frozenset({200, 201, 204})
+#: The HTTP statuses with which a service may say when to call it again.
+SAYS_WHEN: Final = frozenset({429, 503})
 
 #: The statuses below 500 that say "not now".
 _NOT_NOW: Final = frozenset({408, 429})
@@ -150,7 +152,8 @@ class HandlerResult:
 
     ``settled``: ``processed_at`` is already committed, in the transaction of the handler's own writes.
     ``said``: the text of the answer or exception itself. It may repeat payload, so it is used only on request
-    (see `in_full`). ``counts``: whether this was an attempt. It was none if the handler could not be called.
+    (see `in_full`). ``counts``: whether this was an attempt. It was none if the handler could not be called, or
+    said when to call it again. ``delay``: the wait until then. ``final``: no attempt may follow.
     ``away``: whether the handler may be away (`relay.domain.circuit`).
     """
 
@@ -160,10 +163,14 @@ class HandlerResult:
     counts: bool = True
     said: str = field(default="", repr=False)
     away: Away = field(default=Away.NO, compare=False)
+    delay: timedelta | None = None
+    final: bool = False
 
     @classmethod
-    def from_status(cls, status: int, detail: str = "", said: str = "") -> HandlerResult:
-        """Read an HTTP status.
+    def from_status(
+        cls, status: int, detail: str = "", said: str = "", retry_after: timedelta | None = None
+    ) -> HandlerResult:
+        """Read an HTTP status. ``retry_after``: when the service wants to be called again, if it says so.
 
         Only the statuses in `DONE` count as processed. A status that the contract does not know is retried like
         a 5xx: a 404, for example, is a deployment mistake and a 202 means "not yet". Neither is a bad message.
@@ -175,7 +182,9 @@ class HandlerResult:
         if status == 422:
             return cls(Verdict.POISON, _answer(status, detail), said=said)
         away = Away.PERHAPS if is_outage_status(status) else Away.NO
-        return cls(Verdict.TRANSIENT, _answer(status, detail), said=said, away=away)
+        wait = retry_after if status in SAYS_WHEN else None
+        text = _answer(status, detail)
+        return cls(Verdict.TRANSIENT, text, said=said, counts=wait is None, away=away, delay=wait)
 
     @classmethod
     def failed(cls, detail: str, said: str = "", *, away: Away = Away.NO) -> HandlerResult:

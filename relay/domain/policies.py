@@ -85,8 +85,20 @@ def unanswered(max_attempts: int) -> DeadLetter:
     return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
 
 
-def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: float) -> Disposition:
-    """Decide by POL-047-005, -006 and -007. ``attempts`` includes the attempt that gave ``result``."""
+def decide(
+    result: HandlerResult,
+    attempts: int,
+    policy: RetryPolicy,
+    chance: float,
+    age: timedelta = timedelta(0),
+) -> Disposition:
+    """Decide by POL-047-005, -006 and -007. ``attempts`` includes the attempt that gave ``result``.
+
+    ``age``: since when the row could be tried. While it is young, its handler may put it off without an attempt.
+    """
+    says = result.delay
+    if says is not None and not result.counts:
+        says = policy.granted(says, chance)
     match result.verdict:
         case Verdict.PROCESSED | Verdict.ALREADY_PROCESSED:
             return Ack(result.settled)
@@ -94,10 +106,10 @@ def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: fl
             return DeadLetter(result.detail, DeadLetterClass.POISON)
         case Verdict.REFUSED:
             return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
-        case Verdict.TRANSIENT if not result.counts:
-            return Retry(policy.backoff.delay(1, chance), result.detail, counts=False)
-        case Verdict.TRANSIENT if (delay := policy.after(attempts, chance)) is not None:
-            return Retry(delay, result.detail)
+        case Verdict.TRANSIENT if not result.counts and (says is None or age < policy.patience):
+            return Retry(policy.backoff.delay(1, chance) if says is None else says, result.detail, counts=False)
+        case Verdict.TRANSIENT if not result.final and (wait := policy.after(attempts, chance, says)) is not None:
+            return Retry(wait, result.detail)
         case Verdict.TRANSIENT:
             reason = f"exhausted: {attempts} attempts, the last one: {result.detail}"
             return DeadLetter(reason, DeadLetterClass.EXHAUSTED)

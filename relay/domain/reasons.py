@@ -114,6 +114,14 @@ def code_of(reason: str | None) -> str:
     return f"raised_{re.split('[^A-Za-z0-9_]', text, maxsplit=1)[0]}" if name == "raised" else name
 
 
+def in_short(reason: str) -> str:
+    """A reason in a few words: a status, the class of an exception, or what its code says. It holds no payload."""
+    code = code_of(reason)
+    if (status := _STATUS.fullmatch(code)) is not None:
+        return f"HTTP {status[1]}"
+    return code.removeprefix("raised_") if code.startswith("raised_") else code.replace("_", " ")
+
+
 @dataclass(frozen=True, slots=True)
 class ReasonFilter:
     """Which reasons an operator asks for: those that fit ``pattern`` and none of ``unless``. None: any row.

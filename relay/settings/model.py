@@ -21,6 +21,7 @@ from relay.domain.backpressure import BrakeAction, OutboxLimits
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.querying import query_subjects
+from relay.domain.retry import LONGEST_DELAY
 from relay.domain.routing import DEFAULT_TEMPLATE, Route, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
     RELAY_ADVISORIES,
@@ -224,6 +225,8 @@ class SubscriptionSettings(HttpSettings):
     circuit_messages: int = Field(default=3, ge=2, le=100)
     circuit_failures: int = Field(default=10, ge=2, le=1000)
     circuit_probe_max: Duration = Field(default=_seconds(10), ge=_seconds(1))
+    retry_after_max: Duration = Field(default=_seconds(3_600), ge=_seconds(1), le=LONGEST_DELAY)
+    retry_after_for: Duration = _seconds(86_400)
     envelope: EnvelopeName = "handler"
     error_detail: ErrorDetail = "codes"
 

@@ -96,10 +96,17 @@ class MemoryRuns:
         return stored is not None
 
     async def settle(
-        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+        self,
+        run: ClaimedRun,
+        state: RunState,
+        error: str | None = None,
+        delay: timedelta = timedelta(),
+        *,
+        counts: bool = True,
     ) -> None:
         if stored := self._held(run):
             stored.state, stored.error = state, error
+            stored.attempts -= not counts
             stored.token = stored.claimed_until = None
             stored.available_at = self.clock.now + delay if state is RunState.WAITING else None
 

@@ -197,7 +197,8 @@ class Subscription:
         self, handler: Any, *, envelope: str = "handler", max_attempts: int = 20, **parts: Any
     ) -> MessageRows:
         backoff = parts.get("backoff", Backoff(initial=timedelta(seconds=10)))
-        policy = RetryPolicy(max_attempts=max_attempts, backoff=backoff)
+        longest = parts.get("longest", timedelta(hours=1))
+        policy = RetryPolicy(max_attempts=max_attempts, backoff=backoff, longest=longest)
         config = MessageConfig(
             context=self.context,
             subscription=self.subscription,
@@ -282,9 +283,9 @@ class Subscription:
         """Take whatever is there off the stream, as a pull job does."""
         return [*await self.consumer.fetch(100, timedelta(milliseconds=300)), *await self.consumer.finish()]
 
-    async def received(self, **headers: str) -> UUID:
+    async def received(self, body: bytes | None = None, **headers: str) -> UUID:
         """Send a message and put it into the inbox; returns its id."""
-        message_id = await self.send(**headers)
+        message_id = await self.send(body, **headers)
         await self.pull().accept(await self.fetch())
         return message_id
 
