@@ -128,10 +128,8 @@ async def recover_deliveries(
 
 
 async def record_dead_letters(context: str) -> None:
-    """Record new messages of the context's DLQ stream as incidents, and send an alert if one is due."""
+    """Record new messages of the context's DLQ stream as incidents. The scheduler sends their alerts."""
     await wiring.record(context).run()
-    if (alerts := wiring.alerts(context)) is not None:
-        await alerts.run()
 
 
 async def reconcile_inbox(context: str, subscription: str, page: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from consumer.circuit import KeepCircuit
-from consumer.deadletters import RecordDeadLetters, SendAlerts
+from consumer.deadletters import RecordDeadLetters
 from consumer.functions import PythonEventHandler, check_commands, check_subscriptions, has_plain
 from consumer.handlers import load
 from consumer.key_order import DeliveryNumbers, NextOfKey
@@ -24,7 +24,6 @@ from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.stream_reader import StreamReader
 from relay.adapters.postgres.circuits import PostgresCircuits
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
-from relay.adapters.webhook import Webhook
 from relay.credentials import http_access
 from relay.domain import outages
 from relay.domain.circuit import CircuitPolicy
@@ -279,17 +278,6 @@ def record(context: str) -> RecordDeadLetters:
 
 
 @cache
-def alerts(context: str) -> SendAlerts | None:
-    """What sends the alerts of a context; None when nobody wants them."""
-    served = application.context(context)
-    alerts = served.settings.alerts
-    if alerts.webhook is None:
-        return None
-    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
-    return SendAlerts(context, served.incidents, channel, alerts.per_minute, application.facts)
-
-
-@cache
 def recovery(context: str, subscription: str) -> Recovery:
     """What finds and fills the gaps of a subscription's inbox."""
     spec = application.subscription(context, subscription).consumer_spec()
@@ -341,4 +329,3 @@ for _context, _settings in application.settings.contexts.items():
             _handler(_context, _name)
         else:
             check_commands(load(_subscription.python_module).of(_name), _subscription.filter_subject)
-    alerts(_context)

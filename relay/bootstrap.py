@@ -22,6 +22,7 @@ from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.members import Members
+from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.budget import Budgets
@@ -33,13 +34,14 @@ from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
+from relay.commands.alerts import SendAlerts
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.lag import ReadLag
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import FindMissing, ReconcileStream
 from relay.concurrency import FairSlots
-from relay.credentials import nats_options, redis_options
+from relay.credentials import http_access, nats_options, redis_options
 from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
 from relay.domain.ordering import LANES
@@ -285,6 +287,26 @@ def duties(context: ContextSettings) -> list[Duty]:
         jobs.ARCHIVE,
     )
     return [*found, *(kind.of(name) for kind in kinds)]
+
+
+def alert_sender(context: ContextSettings, alerts: PostgresAlerts, facts: FactSink) -> SendAlerts:
+    """What sends the alerts of a context. Raises ConfigurationError for a certificate that cannot be used."""
+    settings, channel = context.alerts, None
+    if settings.webhook is not None:
+        from relay.adapters.webhook import Webhook  # noqa: PLC0415 - loads the HTTP client
+
+        access = http_access(settings, f"contexts.{context.name}.alerts")
+        channel = Webhook(settings.webhook.get_secret_value(), access)
+    return SendAlerts(
+        context=context.name,
+        alerts=alerts,
+        channel=channel,
+        facts=facts,
+        per_minute=settings.per_minute,
+        runbook=settings.runbook,
+        classes=settings.classes,
+        subscriptions=settings.subscriptions,
+    )
 
 
 def cold_store(archive: ArchiveSettings) -> ColdStore | None:

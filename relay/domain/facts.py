@@ -218,10 +218,30 @@ class IncidentRecorded(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRaised(Fact):
+    """Somebody must know of ``count`` final failures of a subject, or of a condition. No webhook delays it.
+
+    ``kind``: the class of the alert. ``state``: a condition is raised, lasting, resolved. ``subject``: the
+    subscription, task, job, stream or server. ``since``: the first of them. ``runbook``: what to do.
+    """
+
+    kind: str
+    state: str
+    subject_type: str
+    subject: str
+    reason_code: str
+    text: str
+    since: datetime
+    count: int
+    runbook: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlertFailed(Fact):
-    """The webhook for alerts did not accept an alert. The alert is sent again."""
+    """The webhook for alerts did not accept an alert. It is sent again; alerts about ``waiting`` causes wait."""
 
     error: str
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

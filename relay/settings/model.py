@@ -48,6 +48,7 @@ from relay.settings.urls import (
 from relay.settings.values import (
     ActorId,
     Age,
+    AlertClasses,
     AttributeTemplate,
     BrokerName,
     Count,
@@ -56,6 +57,7 @@ from relay.settings.values import (
     ErrorNames,
     EventTypes,
     Modules,
+    Names,
     SchemaName,
     Size,
     StartsAt,
@@ -168,13 +170,20 @@ class BackpressureSettings(Section):
 
 
 class AlertSettings(HttpSettings):
-    """Where alerts about dead letters go.
+    """Where alerts about final failures and lasting conditions go.
 
     ``webhook`` gets a POST with JSON, at most ``per_minute`` times a minute. Alerts that come faster are combined.
+    ``classes``, ``subscriptions``: which alerts it gets; empty: all. ``check_every``: how often conditions are
+    looked for. ``repeat``: after this time a condition that lasts alerts again. ``runbook``: its address.
     """
 
     webhook: WebhookUrl | None = None
     per_minute: int = Field(default=6, ge=1, le=60)
+    classes: AlertClasses = ()
+    subscriptions: Names = ()
+    check_every: Duration = Field(default=_seconds(15), ge=_seconds(1))
+    repeat: Duration = _seconds(3600)
+    runbook: str = "docs/how-to/runbook.md"
 
 
 class SubscriptionSettings(HttpSettings):

@@ -8,6 +8,7 @@ from itertools import combinations
 from string import Formatter
 from typing import Final
 
+from relay.domain.alerts import OF_SUBSCRIPTION, AlertClass
 from relay.domain.routing import dead_letter_subject, event_subjects, is_template
 from relay.domain.subject import ALL_COMMANDS
 from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
@@ -146,6 +147,46 @@ def _archive(context: ContextSettings) -> Problems:
         yield SettingProblem(
             at("keep"), f"must be longer than after ({least})", "both times begin when a row ended"
         )
+
+
+def _alerts(context: ContextSettings) -> Problems:
+    """Refuse alerts that can never come."""
+    alerts = context.alerts
+    if alerts.webhook is None:
+        for key in sorted(alerts.model_fields_set & {"per_minute", "classes", "subscriptions"}):
+            yield SettingProblem(_at(context, "alerts", key), "has no effect: there is no webhook")
+        return
+    possible = _possible(context)
+    for kind in alerts.classes:
+        if kind not in possible:
+            known = ", ".join(it.value for it in AlertClass if it in possible)
+            yield SettingProblem(
+                _at(context, "alerts", "classes"), f"{kind.value} can never come here", f"possible: {known}"
+            )
+    for name in alerts.subscriptions:
+        if name not in context.subscriptions:
+            known = ", ".join(context.subscriptions) or "none"
+            yield SettingProblem(
+                _at(context, "alerts", "subscriptions"), f"no subscription is called {name}", f"known: {known}"
+            )
+    if alerts.subscriptions and alerts.classes and not OF_SUBSCRIPTION & set(alerts.classes):
+        yield SettingProblem(
+            _at(context, "alerts", "classes"),
+            "no alert of these classes is about a subscription",
+            "leave out subscriptions, or add dead_letter",
+        )
+    if alerts.repeat < alerts.check_every:
+        least = format_duration(alerts.check_every)
+        yield SettingProblem(
+            _at(context, "alerts", "repeat"), f"must be at least check_every ({least})", "nobody looks more often"
+        )
+
+
+def _possible(context: ContextSettings) -> set[AlertClass]:
+    """The classes of alerts that a context can have."""
+    parks = any(it.order == "key" and it.failed_head == "park" for it in context.subscriptions.values())
+    never = set() if context.subscriptions else {AlertClass.DEAD_LETTER, AlertClass.FAILED_CORRECTION}
+    return set(AlertClass) - never - (set() if parks else {AlertClass.PARKED_KEY})
 
 
 def _backpressure(context: ContextSettings) -> Problems:
@@ -430,7 +471,7 @@ def _meeting(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None
     return next(pairs, None)
 
 
-_OF_CONTEXT: Final = (_cloudevents, _back_off, _dead_letters, _archive, _backpressure)
+_OF_CONTEXT: Final = (_cloudevents, _back_off, _dead_letters, _archive, _backpressure, _alerts)
 _OF_SUBSCRIPTION: Final = (_handler_time, _handler_kind, _on_failure, _order)
 _OF_ALL: Final = (
     *(_databases, _streams, _ways, _commands, _queries),

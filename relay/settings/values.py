@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from relay.domain.alerts import AlertClass
 from relay.domain.envelopes import ENVELOPES
 from relay.domain.envelopes.cloudevents import PLACEHOLDERS
 from relay.domain.identity import is_id
@@ -224,6 +225,8 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 #: Exceptions by name, such as ``stripe.APIConnectionError``.
 ErrorName = Annotated[str, only(_ERROR.fullmatch, "is not the name of an exception; write package.Class")]
 ErrorNames = Annotated[tuple[ErrorName, ...], BeforeValidator(parse_list)]
+Names = Modules
+AlertClasses = Annotated[tuple[AlertClass, ...], BeforeValidator(parse_list)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 AttributeTemplate = Annotated[str, AfterValidator(_attribute_template)]
 UriTemplate = Annotated[

@@ -30,6 +30,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.TaskFailed: logging.ERROR,
     facts.ArchiveFailed: logging.ERROR,
     facts.CircuitOpened: logging.ERROR,
+    facts.AlertRaised: logging.ERROR,
     facts.AlertFailed: logging.WARNING,
     facts.ArchiveHeld: logging.WARNING,
     facts.ProducersBraked: logging.WARNING,
@@ -56,7 +57,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
 }
 #: What is called ``class`` everywhere but in Python.
 _CLASSES: Final[dict[type[Fact], dict[str, str]]] = {
-    it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded)
+    it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded, facts.AlertRaised)
 }
 #: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {

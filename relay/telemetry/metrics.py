@@ -14,6 +14,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from relay.domain import facts
+from relay.domain.alerts import AlertClass
 from relay.domain.archive import ArchiveKind, StoreUnreachable
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import Fact
@@ -27,9 +28,10 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 #: In seconds. What waits may wait for a handler that is away.
 _WAITS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
 #: Labels whose attribute has another name, because "class" and "type" have a meaning in Python.
-_ATTRIBUTES: Final = {"class": "kind", "type": "task_type"}
+_ATTRIBUTES: Final = {"class": "kind", "alert": "kind", "type": "task_type"}
 _ALWAYS: Final[Mapping[str, Collection[str]]] = {
     "class": [kind.value for kind in DeadLetterClass],
+    "alert": [kind.value for kind in AlertClass],
     "kind": [kind.value for kind in ArchiveKind],
     "server": [it.server for it in (BrokerUnreachable, DatabaseUnreachable, QueueUnreachable, StoreUnreachable)],
     "waits_for": ["turn", "room"],
@@ -91,6 +93,9 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),
     facts.IncidentRecorded: (
         Count("incidents_recorded", "Dead letters recorded as incidents.", (*_SUB, "class")),
+    ),
+    facts.AlertRaised: (
+        Count("alerts_raised", "Final failures and conditions that alerted.", ("alert",), lambda fact: fact.count),
     ),
     facts.AlertFailed: (Count("alerts_failed", "Alerts that the webhook did not take."),),
     facts.MessagesReEnqueued: (

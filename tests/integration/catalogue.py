@@ -301,6 +301,9 @@ TRIGGERS = {
     " EXECUTE FUNCTION relay_number_outbox_events()",
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
+    "relay_raise_alert": "AFTER UPDATE OF dead_at ON public.outbox_events FOR EACH ROW"
+    " WHEN (((new.dead_at IS NOT NULL) AND (old.dead_at IS NULL)))"
+    " EXECUTE FUNCTION relay_raise_alert()",
     "relay_wake_publisher": "BEFORE INSERT ON public.outbox_events FOR EACH STATEMENT"
     " EXECUTE FUNCTION relay_wake_publisher()",
 }
@@ -314,6 +317,7 @@ RULES = {
     "relay_lane_locks": "1785882989",
     "relay_concurrency_locks": "1785882990",
     "relay_archive_locks": "1785882991",
+    "relay_alert_locks": "1785882992",
     "relay_holds_back": "(((generation = 0) OR (later_generation > 0))"
     " AND ((dead_at IS NULL) OR dead_head_blocks))",
     "relay_incident_state": "CASE WHEN (((incident).status = 'open'::text) AND ((incident).snoozed_until > now()))"

@@ -144,6 +144,8 @@ def test_rules_are_written_so_that_the_planner_puts_their_text_in_the_place_of_c
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
     ours = [
+        "alert_conditions",
+        "alerts",
         "archive_batches",
         "archived_messages",
         "audit_log",

@@ -1,11 +1,10 @@
-"""Incidents in the table dead_letters: recorded, alerted, listed and decided on (DESIGN §7)."""
+"""Incidents in the table dead_letters: recorded, listed and decided on (DESIGN §7)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields
 from datetime import timedelta
 from typing import Any
 
@@ -35,18 +34,6 @@ from relay.domain.operators import Operator, Outcome, judge
 from relay.domain.traceparent import trace_id
 
 
-@dataclass(slots=True)
-class _Alerts:
-    """Incidents that are locked while an alert names them. The end of the block commits."""
-
-    conn: Connection
-    incidents: Sequence[RecordedIncident]
-
-    async def mark(self) -> None:
-        ids = [incident.id for incident in self.incidents]
-        await self.conn.execute(statement("incidents/mark_alerted"), {"ids": ids})
-
-
 class PostgresIncidents(Operations):
     """Keeps one incident for each time a message dies, however often its dead letter is read.
 
@@ -64,14 +51,6 @@ class PostgresIncidents(Operations):
         columns["originals"] = [json.dumps(it.originals) if it.originals else None for it in letters]
         async with self._source() as conn:
             return [_recorded(row) for row in await query(conn, "incidents/record", **columns)]
-
-    @asynccontextmanager
-    async def unalerted(self, spacing: timedelta) -> AsyncIterator[_Alerts]:
-        """Lock the open incidents without an alert; none while the last alert is younger than ``spacing``."""
-        async with self._source() as conn, conn.transaction():
-            [(due,)] = await query(conn, "incidents/alert_due", spacing=spacing)
-            rows = await query(conn, "incidents/unalerted") if due else []
-            yield _Alerts(conn, [_recorded(row) for row in rows])
 
     async def find(
         self, wanted: IncidentFilter, limit: int, *, before: int | None = None, short: bool = False

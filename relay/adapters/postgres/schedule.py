@@ -144,8 +144,8 @@ class PostgresSchedule:
         await self._do("schedule/settle_run", **_key(run), token=run.token, **ended)
 
     async def prune(self, rows: int = 5_000) -> None:
-        """Delete what is older than 30 days: processed events, runs, removed jobs. ``rows``: so many at a time."""
-        for name in ("inbox/prune_processed", "schedule/prune_runs"):
+        """Delete what is older than 30 days: processed events, runs, alerts, removed jobs. ``rows``: at a time."""
+        for name in ("inbox/prune_processed", "schedule/prune_runs", "alerts/prune"):
             while await self._do(name, keep=KEEP, limit=rows) == rows:
                 pass
         await self._do("schedule/prune_jobs", keep=KEEP)
