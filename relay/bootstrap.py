@@ -29,6 +29,7 @@ from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
+from relay.adapters.postgres.movements import PostgresMovements
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
@@ -73,6 +74,7 @@ class Context:
     reconcile: ReconcileStream
     schedule: PostgresSchedule
     backlogs: PostgresBacklogReader
+    movements: PostgresMovements
 
 
 class Facts:
@@ -270,6 +272,11 @@ class Application:
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pool.connection),
             backlogs=PostgresBacklogReader(pool.connection),
+            movements=PostgresMovements(
+                pool.connection,
+                bound=self.settings.health.stalled_after,
+                dead_head_blocks=settings.publish.dead_head == "block",
+            ),
         )
 
 

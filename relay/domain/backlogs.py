@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from relay.domain.backpressure import RELEASE
+from relay.domain.standstill import Movement
 
 #: Up to so many rows are counted. A larger number is an estimate of PostgreSQL, and at least this.
 MAX_COUNTED_ROWS: Final = 20_000
@@ -150,6 +151,7 @@ class Backlogs:
 
     ``held``: about how many events the outbox holds, published ones too, by the server's statistics. ``overdue``:
     how late publishing is, the seconds since the earliest overdue event was due; 0 if none is overdue.
+    ``standing``: the parts that stand still.
     """
 
     outbox: OutboxBacklog
@@ -161,3 +163,4 @@ class Backlogs:
     parked: Sequence[Waiting]
     brake: Brake = Brake()
     away: Sequence[AwayHandler] = ()
+    standing: Sequence[Movement] = ()

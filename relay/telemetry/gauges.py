@@ -16,6 +16,7 @@ from relay.domain.errors import RelayError
 from relay.domain.facts import BacklogsSampled, Fact, LagSampled, LeadLost, LeadTaken
 from relay.domain.lag import ContextLag
 from relay.domain.policies import DeadLetterClass
+from relay.domain.standstill import BacklogKind
 from relay.telemetry.liveness import beats_in
 from relay.telemetry.metrics import OTHER
 
@@ -63,6 +64,7 @@ GAUGES: Final = (
     Gauge("circuit_open_seconds", "How long the handler has been away; 0 if it is not.", "away", "seconds"),
 )
 LEADING: Final = ("scheduler_leading", "Whether this scheduler leads the context.")
+STANDING: Final = ("backlog_standing_seconds", "For how long nothing of it has moved, though something is due.")
 SAMPLED: Final = ("backlog_sampled_timestamp_seconds", "When the backlogs of the context were last counted.")
 
 _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -128,6 +130,7 @@ class BacklogGauges(Collector):
         yield _family(*SAMPLED, {(name,): sample.at for name, sample in samples if name in leading})
         yield from _lag_families(self._fresh(self._lags, leading))
         fresh = self._fresh(self._samples, leading)
+        yield _family(*STANDING, _standing(fresh), ("kind",))
         for gauge in GAUGES:
             values = {(name, *labels): 0.0 for name in fresh for labels in self._expected(name, gauge.part)}
             for name, backlogs in fresh.items():
@@ -162,6 +165,16 @@ class BacklogGauges(Collector):
             if "class" in labels:
                 values.append(item.kind)
             yield tuple(values), float(getattr(item, gauge.attribute) if gauge.attribute else item)
+
+
+def _standing(fresh: Mapping[str, Backlogs]) -> dict[tuple[str, ...], float]:
+    """Of each kind of backlog, the part that has stood still for longest."""
+    kinds = [kind.value for kind in BacklogKind if kind is not BacklogKind.STREAM]
+    values: dict[tuple[str, ...], float] = {(name, kind): 0.0 for name in fresh for kind in kinds}
+    for name, backlogs in fresh.items():
+        for it in backlogs.standing:
+            values[name, it.kind.value] = max(values[name, it.kind.value], it.still_seconds)
+    return values
 
 
 def _merged(gauge: Gauge, one: float, other: float) -> float:
