@@ -26,6 +26,9 @@ EVERY: Final = timedelta(seconds=3)
 #: Errors of a moment, such as a restart. They alert if the next look finds them too.
 _BRIEF: Final = ("_UNREACHABLE", "CHECK_FAILED", "CONNECTIONS_BUSY")
 
+#: Warnings that alert too: a circuit that opens.
+_AT_ONCE: Final = frozenset({"HANDLER_AWAY"})
+
 _log = logging.getLogger("relay.scheduler")
 
 
@@ -68,7 +71,7 @@ class ConditionTick:
             (it.server, finding)
             for it in diagnosis.examined
             for finding in it.findings
-            if finding.severity is Severity.ERROR
+            if finding.severity is Severity.ERROR or finding.code in _AT_ONCE
         ]
         before, self._seen = {(it.code, it.subject) for it in self._seen}, [finding for _, finding in errors]
         lasting = [

@@ -119,6 +119,8 @@ class TaskRegistry:
     """The task handlers of a process, one for each type."""
 
     handlers: dict[str, TaskHandler] = field(default_factory=dict)
+    #: What to run when a task of a type has failed for good.
+    corrections: dict[str, Function] = field(default_factory=dict)
     _types: dict[Callable[..., Any], str] = field(default_factory=dict)
     _watchers: list[Callable[[str], None]] = field(default_factory=list)
 
@@ -136,6 +138,13 @@ class TaskRegistry:
         self._types[function] = handler.type
         for watcher in self._watchers:
             watcher(handler.queue)
+
+    def correct(self, task_type: str, correction: Function) -> None:
+        """Register what to run when a task of the type has failed. Raises InvalidHandler if it has one already."""
+        if (other := self.corrections.get(task_type)) is not None:
+            where = f"{other.function.__module__}.{other.function.__qualname__}"
+            raise InvalidHandler(f"the failure of {task_type} is corrected by {where} already")
+        self.corrections[task_type] = correction
 
     def watch(self, watcher: Callable[[str], None]) -> None:
         """Call ``watcher`` with the queue of every handler, present and future."""

@@ -453,6 +453,8 @@ async def test_an_error_of_health_is_a_condition_and_one_of_a_moment_is_none(off
     # Of the stream nobody knew anything meanwhile, so it is not resolved, and is not raised again.
     assert await look(diagnosis(sealed)) == ["resolved broker_unreachable server nats"]
     assert await look(diagnosis()) == ["resolved stream_sealed stream SEA_EVENTS"]
+    opened = warning("HANDLER_AWAY", "subscription sea.inward", "does not answer")
+    assert await look(diagnosis(opened)) == ["raised handler_away subscription sea.inward"]
 
 
 async def test_the_leader_looks_at_real_servers_and_tells(
