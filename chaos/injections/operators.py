@@ -15,7 +15,7 @@ import psycopg
 from chaos.cron_jobs import ASKED
 from chaos.deployment import CONSUMING, NEXT_RELEASE, PRODUCING
 from chaos.history import CRASHED, Operated, now
-from chaos.service import HANGING
+from chaos.service import AWAY, HANGING
 from chaos.stage import Stage
 from relay.adapters.postgres.migrations import status, upgrade
 from relay.domain.errors import RelayError
@@ -213,6 +213,17 @@ def _behind(stage: Stage, context: str, statement: str) -> int:
     with psycopg.connect(stage.rig.urls[context], connect_timeout=5) as connection:
         [count] = connection.execute(statement.encode()).fetchone() or (0,)
         return int(count)
+
+
+@contextmanager
+def away(stage: Stage, _target: str) -> Iterator[None]:
+    """A handler answers 503 to every call, beside others that do well. What it does not handle is not lost."""
+    flag = stage.rig.history / AWAY
+    flag.touch()
+    try:
+        yield
+    finally:
+        flag.unlink()
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from chaos.injections import hostile, operators, store
 from chaos.nemesis import Nemesis, Strike
 from chaos.proxy_connection import Mode
 from chaos.rig import Rig
-from chaos.service import HANGING
+from chaos.service import AWAY, HANGING
 from chaos.stage import Stage
 from chaos.windows import Windows
 from chaos.workload import Workload
@@ -545,6 +545,14 @@ def test_what_is_committed_for_a_fault_is_the_workloads(
     heal = inject(name, burst=lambda what, count: called.append((what, count)))
     assert called == [(what, count)]
     assert flag.exists() is (name == "handler-hang")
+    heal()
+    assert not flag.exists()
+
+
+def test_a_handler_is_away_for_the_time_of_the_fault(rig: Rig, inject: Any) -> None:
+    flag = rig.history / AWAY
+    heal = inject("handler-away")
+    assert flag.exists()
     heal()
     assert not flag.exists()
 
