@@ -6,14 +6,14 @@ It does not requeue. That is an operator's decision (`relay dlq`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from relay.domain.facts import FactSink, IncidentRecorded
-from relay.domain.incidents import read_letter
+from relay.commands.incidents import RecordIncidents
+from relay.domain.letters import read_letter
 from relay.failpoints import reach
-from relay.ports import Delivery, IncidentRecords, JetStreamConsumer
+from relay.ports import Delivery, JetStreamConsumer
 
 _WAIT: Final = timedelta(milliseconds=200)
 _BATCH_LETTERS: Final = 100
@@ -21,12 +21,10 @@ _BATCH_LETTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class RecordDeadLetters:
-    """Records dead letters. Repeatable: the id and the occurrence of its message identify a letter."""
+    """Records the deaths that letters announce. Repeatable."""
 
-    context: str
     consumer: JetStreamConsumer
-    incidents: IncidentRecords
-    facts: FactSink
+    incidents: RecordIncidents
 
     async def run(self) -> int:
         """Record the letters that wait in the DLQ stream; returns how many incidents were new.
@@ -41,12 +39,9 @@ class RecordDeadLetters:
         return new
 
     async def accept(self, deliveries: Sequence[Delivery]) -> int:
-        """Record a batch, state the fact of each new incident, acknowledge."""
-        letters = [read_letter(it.subject, it.body, it.stream, it.stream_seq) for it in deliveries]
-        recorded = await self.incidents.record(letters)
+        """Record a batch, then acknowledge it."""
+        letters = [read_letter(it.subject, it.body, it.stream, it.stream_seq, it.stored_at) for it in deliveries]
+        new = await self.incidents.of_letters(letters)
         reach("after_incident_commit")
-        for incident in recorded:
-            about = asdict(incident)
-            self.facts(IncidentRecorded(context=self.context, incident_id=about.pop("id"), **about))
         await self.consumer.ack([it.reply for it in deliveries])
-        return len(recorded)
+        return new

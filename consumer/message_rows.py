@@ -211,7 +211,8 @@ class MessageRows:
         reach("after_reject")
         try:
             await self.dead_letters.route(claim, verdict)
-        except Outage:
+        except Outage as error:
+            await self.dead_letters.delay(claim, error)
             await self.inbox.release(claim, _DEAD_LETTER_PAUSE)
             return _DEAD_LETTER_PAUSE
         reach("before_dlq_commit")

@@ -18,6 +18,7 @@ from relay.worker import application, broker
 
 _RECOVER: Final = timedelta(seconds=3)
 _RESCUE: Final = timedelta(seconds=10)
+_COMPARE: Final = timedelta(seconds=10)
 #: How many routines of a context run at the same time. All are due when a fleet starts.
 _MAX_ROUTINES: Final = 8
 #: How many routines of all contexts run at the same time.
@@ -52,6 +53,7 @@ def routines_of(context: str, unfinished: Collection[str] | None) -> Iterator[Ro
     swept = [name for name in settings.subscriptions if unfinished is None or name in unfinished]
     yield Routine("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
     yield Routine("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
+    yield Routine("compare_incidents", _COMPARE, partial(compare_incidents, context), quick)
     for name, subscription in settings.subscriptions.items():
         keep = keep_in_progress if name in swept else _nothing
         for what, every, run, slots in (
@@ -130,6 +132,11 @@ async def recover_deliveries(
 async def record_dead_letters(context: str) -> None:
     """Record new messages of the context's DLQ stream as incidents. The scheduler sends their alerts."""
     await wiring.record(context).run()
+
+
+async def compare_incidents(context: str) -> None:
+    """Record dead messages that have no incident: their letter was lost, or the stream never had it."""
+    await application.context(context).record_incidents.compare()
 
 
 async def reconcile_inbox(context: str, subscription: str, page: int | None) -> None:

@@ -274,7 +274,7 @@ def record(context: str) -> RecordDeadLetters:
     """What records the dead letters of a context."""
     served = application.context(context)
     consumer = application.fetching(served.settings.dead_letter_spec())
-    return RecordDeadLetters(context, consumer, served.incidents, application.facts)
+    return RecordDeadLetters(consumer, served.record_incidents)
 
 
 @cache

@@ -20,7 +20,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
-from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, NatsStreamLookup
 from relay.adapters.members import Members
 from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.archive import PostgresArchive
@@ -38,6 +38,7 @@ from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.alerts import SendAlerts
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.incidents import RecordIncidents
 from relay.commands.lag import ReadLag
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import FindMissing, ReconcileStream
@@ -71,6 +72,7 @@ class Context:
     publish: PublishOutboxEvents
     dead_letters: RouteToDeadLetter
     incidents: PostgresIncidents
+    record_incidents: RecordIncidents
     reconcile: ReconcileStream
     schedule: PostgresSchedule
     backlogs: PostgresBacklogReader
@@ -260,6 +262,17 @@ class Application:
             ),
             system_actor=settings.system_actor,
         )
+        incidents = PostgresIncidents(pool.connection)
+        record = RecordIncidents(name, incidents, self.facts)
+        dead_letters = RouteToDeadLetter(
+            name,
+            publisher,
+            self.facts,
+            stream=settings.dlq.name,
+            stored=NatsStreamLookup(self.nats),
+            incidents=record,
+            letter_streams=self.settings.letter_streams,
+        )
         return Context(
             name=name,
             settings=settings,
@@ -267,8 +280,9 @@ class Application:
             inbox=PostgresInboxAdapter(pool),
             wakeup=Wakeup(pool, settings.database),
             publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
-            dead_letters=RouteToDeadLetter(name, publisher, self.facts),
-            incidents=PostgresIncidents(pool.connection),
+            dead_letters=dead_letters,
+            incidents=incidents,
+            record_incidents=record,
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pool.connection),
             backlogs=PostgresBacklogReader(pool.connection),

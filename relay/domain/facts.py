@@ -202,6 +202,23 @@ class MessageDeadLettered(MessageFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterDelayed(MessageFact):
+    """The stream did not take a dead letter. It is tried again; the incident does not wait for it."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignLetterFound(Fact):
+    """The DLQ stream had a message of somebody else under the id of a dead letter. Ours got another id."""
+
+    subscription: str
+    message_id: Id
+    stream: str
+    stream_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecorded(Fact):
     """A dead letter is recorded as an incident and waits for an operator. Alert."""
 

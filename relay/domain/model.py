@@ -15,7 +15,7 @@ from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp
 from relay.domain.identity import Originals
 from relay.domain.limits import check_headers, check_key
 from relay.domain.ordering import UNORDERED
-from relay.domain.subject import check_stream, check_subject, check_token, check_version
+from relay.domain.subject import check_event_subject, check_stream, check_token, check_version
 
 #: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
 DONE: Final = frozenset({200, 201, 204})
@@ -70,7 +70,7 @@ class OutboxEvent:
         if self.partition_key != UNORDERED:
             check_key(self.partition_key, "partition_key", limit=2 * 200 + 1)
         if self.topic is not None:
-            check_subject(self.topic)
+            check_event_subject(self.topic)
         if self.stream is not None:
             check_stream(self.stream)
         check_headers(self.headers)

@@ -19,11 +19,13 @@ class DeadLetterClass(Enum):
 
     ``poison``: it is bad; nobody can read it, or its handler answered 422. ``deterministic``: a rule of the
     handler forbids it. ``exhausted``: no attempt is left.
+    ``unconfirmed``: a dead letter says so, but no message of the inbox died.
     """
 
     POISON = "poison"
     DETERMINISTIC = "deterministic"
     EXHAUSTED = "exhausted"
+    UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True, slots=True)

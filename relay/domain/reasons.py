@@ -67,6 +67,7 @@ CODES: Final = (
         "exhausted: [0-9]+ attempts, the last one without an answer",
         "the worker died in the last attempt",
     ),
+    Code("unconfirmed", "unconfirmed: ", "a dead letter came, but no message died so"),
     Code(
         "unreadable",
         "(MALFORMED_MESSAGE|MalformedMessage: |the dead letter itself cannot be read)",

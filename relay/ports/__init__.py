@@ -17,19 +17,30 @@ from relay.ports.inbox import (
     InboxSettlement,
     Inserted,
 )
-from relay.ports.incidents import IncidentRecords
+from relay.ports.incidents import Compared, DeadPlace, IncidentRecords
 from relay.ports.outbox import ClaimedBatch, OutboxRepository, OutboxRow, PublishFailure
-from relay.ports.stream import ConsumerState, Delivery, JetStreamConsumer, JetStreamPublisher, Message
+from relay.ports.stream import (
+    ConsumerState,
+    Delivery,
+    HeldMessage,
+    JetStreamConsumer,
+    JetStreamPublisher,
+    Message,
+    StreamLookup,
+)
 
 __all__ = [
     "ArchiveTables",
     "ClaimedBatch",
     "ClaimedMessage",
     "ColdStore",
+    "Compared",
     "ConsumerState",
+    "DeadPlace",
     "Delivery",
     "EventHandler",
     "HandlerRequest",
+    "HeldMessage",
     "InboxAudit",
     "InboxReceiver",
     "InboxRepository",
@@ -45,4 +56,5 @@ __all__ = [
     "OutboxRow",
     "PublishFailure",
     "Runs",
+    "StreamLookup",
 ]

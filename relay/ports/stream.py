@@ -39,6 +39,20 @@ class JetStreamPublisher(Protocol):
         """
 
 
+class HeldMessage(NamedTuple):
+    """A message as a stream holds it."""
+
+    subject: str
+    body: bytes
+
+
+class StreamLookup(Protocol):
+    """Reads single messages of any stream."""
+
+    async def find(self, stream: str, seq: int) -> HeldMessage | None:
+        """The message at ``seq``, or None. Raises BrokerUnreachable; BrokerRefused if it may not be read."""
+
+
 class Delivery(NamedTuple):
     """A message as JetStream delivered it. Its acknowledgement goes to the subject ``reply``.
 

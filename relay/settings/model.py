@@ -470,6 +470,14 @@ class Settings(Section):
         copies = max((stream.replicas for stream in events), default=1)
         return list(dict.fromkeys([*declared, replace(RELAY_ADVISORIES, replicas=copies)]))
 
+    @property
+    def letter_streams(self) -> frozenset[str]:
+        """The streams that hold dead letters only, of all contexts."""
+        contexts = self.contexts.values()
+        return frozenset(it.dlq.name for it in contexts) - {
+            it.name for found in contexts for it in found.event_streams
+        }
+
     def queried(self) -> list[str]:
         """Return the patterns of the subjects at which queries are answered."""
         return [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]

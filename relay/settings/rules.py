@@ -10,7 +10,7 @@ from typing import Final
 
 from relay.domain.alerts import OF_SUBSCRIPTION, AlertClass
 from relay.domain.routing import dead_letter_subject, event_subjects, is_template
-from relay.domain.subject import ALL_COMMANDS
+from relay.domain.subject import ALL_COMMANDS, ALL_LETTERS
 from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings.archive import OF_BUCKET
 from relay.settings.credentials import HttpSettings, check_http, check_nats, check_redis
@@ -390,6 +390,7 @@ def _route(
     elif row.subject is not None or row.types:
         yield from _stored_by(context, (*path, key), row.subject or context.subject, named)
     for topic in row.topics if row.subject is None else ():
+        yield from _no_letters((*path, "topics"), topic)
         taking = [stream for stream in named if any(subjects_overlap(topic, it) for it in stream.subjects)]
         if not taking:
             yield SettingProblem((*path, "stream"), f"{row.stream} does not take the topics {topic}")
@@ -411,6 +412,12 @@ def _stored_by(
         yield SettingProblem(path, f"{subject} goes to {taking[0].name}, which confirms nothing (no_ack)")
 
 
+def _no_letters(path: KeyPath, subject: str) -> Problems:
+    """Refuse events under subjects of dead letters: nobody could tell them from letters."""
+    if covers(ALL_LETTERS, subject):
+        yield SettingProblem(path, f"{subject} is for dead letters", "events need another subject")
+
+
 def _template(path: KeyPath, template: str) -> Problems:
     try:
         keys = {key for _, key, _, _ in Formatter().parse(template) if key is not None}
@@ -425,6 +432,8 @@ def _template(path: KeyPath, template: str) -> Problems:
         yield SettingProblem(
             path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders"
         )
+    else:
+        yield from _no_letters(path, template)
 
 
 # --- commands and queries ---

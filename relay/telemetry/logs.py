@@ -31,6 +31,8 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.ArchiveFailed: logging.ERROR,
     facts.CircuitOpened: logging.ERROR,
     facts.AlertRaised: logging.ERROR,
+    facts.ForeignLetterFound: logging.ERROR,
+    facts.DeadLetterDelayed: logging.WARNING,
     facts.AlertFailed: logging.WARNING,
     facts.ArchiveHeld: logging.WARNING,
     facts.ProducersBraked: logging.WARNING,

@@ -91,6 +91,12 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
     facts.MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
     facts.MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),
+    facts.DeadLetterDelayed: (
+        Count("dead_letters_delayed", "Attempts at storing a dead letter that failed and are repeated.", _SUB),
+    ),
+    facts.ForeignLetterFound: (
+        Count("foreign_letters", "Messages of others under the id of a dead letter.", _SUB),
+    ),
     facts.IncidentRecorded: (
         Count("incidents_recorded", "Dead letters recorded as incidents.", (*_SUB, "class")),
     ),

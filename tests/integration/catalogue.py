@@ -156,11 +156,11 @@ DEAD_LETTERS: dict[str, Column] = {
     "snoozed_until": (TIME, NULL, None),
 }
 _STATES = "ARRAY['open'::text, 'requeued'::text, 'discarded'::text, 'resolved'::text]"
-_CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text]"
+_CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text, 'unconfirmed'::text]"
 DEAD_LETTERS_CONSTRAINTS = {
     "dead_letters_pkey": "PRIMARY KEY (id)",
     "uq_dead_letters_message": "UNIQUE (message_id, occurrence)",
-    "chk_dead_letters_class": f"CHECK ((class = ANY ({_CLASSES})))",
+    "chk_dead_letters_class": f"CHECK ((class = ANY ({_CLASSES}))) NOT VALID",
     "chk_dead_letters_status": f"CHECK ((status = ANY ({_STATES})))",
 }
 DEAD_LETTERS_INDEXES = {

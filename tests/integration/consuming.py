@@ -26,12 +26,14 @@ from consumer.recovery import Recovery, RecoveryLimits
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.adapters.jetstream.stream_reader import StreamReader
+from relay.adapters.jetstream.stream_reader import NatsStreamLookup, StreamReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.incidents import RecordIncidents
 from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
 from relay.domain.ordering import FailedHead
@@ -215,11 +217,27 @@ class Subscription:
             inbox=parts.get("inbox", self.inbox),
             handler=handler,
             consumer=parts.get("consumer", self.consumer),
-            dead_letters=RouteToDeadLetter(self.context, publisher, self.facts.append),
+            dead_letters=self.dead_letters_of(publisher, parts.get("stored")),
             facts=self.facts.append,
             next_of_key=self.order and NextOfKey(self.order, self.consumer, self.enqueue),
             lease=parts.get("lease", self.lease),
             circuit=parts.get("circuit"),
+        )
+
+    def recording(self, records: Any = None) -> RecordIncidents:
+        records = records or PostgresIncidents(self.pool.connection)
+        return RecordIncidents(self.context, records, self.facts.append)
+
+    def dead_letters_of(self, publisher: Any, stored: Any = None) -> RouteToDeadLetter:
+        """What routes letters. As in a fleet, the context's DLQ stream is known as a stream of letters."""
+        return RouteToDeadLetter(
+            self.context,
+            publisher,
+            self.facts.append,
+            stream=self.dlq,
+            stored=stored or NatsStreamLookup(self.nats),
+            incidents=self.recording(),
+            letter_streams=[self.dlq],
         )
 
     def chunk(self, handler: Any, **parts: Any) -> RunChunk:

@@ -75,7 +75,7 @@ async def test_a_letter_read_again_is_no_second_incident_and_no_second_alert(des
 
 async def test_a_letter_is_acknowledged_only_once_it_is_recorded(desk: Desk) -> None:
     class Away(PostgresIncidents):
-        async def record(self, letters: Any) -> Any:
+        async def record_letters(self, letters: Any) -> Any:
             raise BrokerUnreachable("away")
 
     await desk.died(422)
@@ -112,8 +112,8 @@ async def test_what_others_send_to_the_dlq_does_not_stop_it(desk: Desk) -> None:
     await desk.died(422)
     assert await desk.record().run() == 4
     rows = await desk.rows()
-    assert [row["class"] for row in rows] == ["poison"] * 4
-    assert [row["original"] for row in rows[:2]] == [b"\x00\xff", b"{}"]
+    assert sorted(row["class"] for row in rows) == ["poison"] + ["unconfirmed"] * 3
+    assert {row["original"] for row in rows} >= {b"\x00\xff", b"{}"}
     assert await desk.unacked() == 0
 
 

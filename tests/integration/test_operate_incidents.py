@@ -11,6 +11,7 @@ import pytest
 
 from relay.devstack import NatsServer
 from relay.domain.errors import InvalidRequest
+from relay.domain.letters import letter_id
 from relay.domain.operators import Operator, Outcome
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import ANN, Desk, at_the_desk, waiting_for_locks
@@ -64,7 +65,8 @@ async def test_a_second_death_within_the_duplicate_window_is_a_second_incident(d
     rows = await desk.rows()
     assert [(row["occurrence"], row["status"]) for row in rows] == [(1, "requeued"), (2, "open")]
     letters = await desk.sub.dead_letters()
-    assert [letter["_headers"]["Nats-Msg-Id"] for letter in letters] == [str(message_id), f"{message_id}.1"]
+    ids = [str(letter_id(desk.sub.context, SUBSCRIPTION, message_id, death)) for death in (1, 2)]
+    assert [letter["_headers"]["Nats-Msg-Id"] for letter in letters] == ids
     assert codes(await desk.incidents.requeue([first], ANN)) == {str(first): "INCIDENT_CLOSED"}
     assert (await desk.incidents.requeue([rows[1]["id"]], ANN)).done
     await desk.sub.process(Handler()).process(message_id)

@@ -15,6 +15,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.facts import MessageDeadLettered
+from relay.domain.letters import letter_id
 from relay.domain.policies import PublishOutcome
 from relay.ports import ClaimedMessage
 from tests.integration.consuming import Handler, Subscription, subscribed
@@ -67,7 +68,11 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
     }
     assert json.loads(original) == content
     assert subject == f"{sub.context}.dlq.{sub.subject}"
-    assert headers["Nats-Msg-Id"] == str(message_id)
+    assert headers == {
+        "Nats-Msg-Id": str(letter_id(sub.context, "from_upstream", message_id, 1)),
+        "Relay-Dead-Letter": sub.context,
+        "Nats-Expected-Stream": sub.dlq,
+    }
     [fact] = [fact for fact in sub.facts if isinstance(fact, MessageDeadLettered)]
     assert fact == MessageDeadLettered(
         context=sub.context,

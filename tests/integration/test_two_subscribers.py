@@ -15,7 +15,8 @@ from relay.adapters.postgres.inbox_operations import MessageFilter, PostgresMess
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.life import read
 from relay.devstack import NatsServer
-from relay.domain.incidents import IncidentFilter, read_letter
+from relay.domain.incidents import IncidentFilter
+from relay.domain.letters import read_letter
 from relay.domain.life import LifeSearch
 from relay.domain.operators import Operator
 from tests.integration.consuming import Handler, Subscription, another, subscribed
@@ -52,7 +53,7 @@ async def recorded(sub: Subscription) -> PostgresIncidents:
     incidents = PostgresIncidents(sub.pool.connection)
     for seq, letter in enumerate(await sub.dead_letters(), 1):
         body = json.dumps({name: value for name, value in letter.items() if not name.startswith("_")}).encode()
-        await incidents.record([read_letter(letter["_subject"], body, sub.dlq, seq)])
+        await incidents.record_letters([read_letter(letter["_subject"], body, sub.dlq, seq)])
     return incidents
 
 

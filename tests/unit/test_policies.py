@@ -145,7 +145,7 @@ def test_every_verdict_has_a_decision(verdict: Verdict, attempts: int) -> None:
 
 
 def test_the_classes_of_dead_letters_have_the_names_operators_know() -> None:
-    assert [kind.value for kind in DeadLetterClass] == ["poison", "deterministic", "exhausted"]
+    assert [kind.value for kind in DeadLetterClass] == ["poison", "deterministic", "exhausted", "unconfirmed"]
 
 
 # --- publishing: the three failure classes ---

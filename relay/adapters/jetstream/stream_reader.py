@@ -21,7 +21,7 @@ from relay.adapters.jetstream.topology import find_stream
 from relay.commands.reconcile import AuditedStream, Stored
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.reading import read_subject
-from relay.ports import Delivery
+from relay.ports import Delivery, HeldMessage
 
 _BATCH_MESSAGES: Final = 500
 #: Statuses that mean: no more messages. Any other status means that the reading has failed.
@@ -133,6 +133,29 @@ def _stored(message: Arrived, place: Place) -> Stored:
 # --- single messages ---
 
 
+async def _get(connection: NatsConnection, stream: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """One message as the server's API gives it, or None. Raises BrokerUnreachable."""
+    subject = f"$JS.API.STREAM.MSG.GET.{stream}"
+    async with connection.asking("cannot read the stream") as client:
+        answer = await client.request(subject, json.dumps(request).encode(), timeout=_TIMEOUT_S)
+    content: dict[str, Any] = json.loads(answer.data)
+    if (message := content.get("message")) is None and content.get("error", {}).get("code") != _NOT_FOUND:
+        raise BrokerUnreachable(f"cannot read the stream: {content.get('error')}")
+    return message
+
+
+class NatsStreamLookup:
+    """Looks up single messages. Needs permission to publish to ``$JS.API.STREAM.MSG.GET`` of the stream."""
+
+    def __init__(self, connection: NatsConnection) -> None:
+        self._connection = connection
+
+    async def find(self, stream: str, seq: int) -> HeldMessage | None:
+        """See the port."""
+        message = await _get(self._connection, stream, {"seq": seq})
+        return None if message is None else HeldMessage(message["subject"], b64decode(message.get("data", "")))
+
+
 class StreamReader:
     """Reads the messages of one durable's stream by sequence, ready to be accepted and acknowledged.
 
@@ -145,11 +168,9 @@ class StreamReader:
 
     async def next(self, seq: int) -> Delivery | None:
         """The consumer's first message at ``seq`` or after it, or None. Raises BrokerUnreachable."""
-        answer = await self._ask({"seq": seq, "next_by_subj": self._filter})
-        if (message := answer.get("message")) is None:
-            if answer.get("error", {}).get("code") == _NOT_FOUND:
-                return None
-            raise BrokerUnreachable(f"cannot read the stream: {answer.get('error')}")
+        message = await _get(self._connection, self._stream, {"seq": seq, "next_by_subj": self._filter})
+        if message is None:
+            return None
         number = message["seq"]
         subject, legible = read_subject(await self._subject(message["subject"], number))
         return Delivery(
@@ -162,13 +183,6 @@ class StreamReader:
             legible=legible,
             stored_at=datetime.fromisoformat(message["time"]),
         )
-
-    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
-        async with self._connection.asking("cannot read the stream") as client:
-            answer = await client.request(subject, json.dumps(request).encode(), timeout=_TIMEOUT_S)
-        content: dict[str, Any] = json.loads(answer.data)
-        return content
 
     async def _subject(self, text: str, seq: int) -> bytes:
         """The subject as it was sent. In the server's JSON `_NO_TEXT` replaces every byte that is not text."""

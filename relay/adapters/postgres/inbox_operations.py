@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
 from relay.adapters.postgres.pool import query
 from relay.adapters.postgres.row_operations import Operations, as_key, coded, named, reasons
@@ -100,9 +101,11 @@ class PostgresMessageOperations(Operations):
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Make messages that wait for their next attempt due now, for the next sweep. Attempts stay counted.
 
-        A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE.
+        A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE. If it is dead, the refusal names its incident,
+        which is recorded now if it was missing.
         """
         given = {str(_key(id)): str(id) for id in ids}
+        await PostgresIncidents(self._source).record_rows([UUID(key) for key in given])
         outcome = await self._change("retry", [UUID(key) for key in given], message_refusal, _UNKNOWN, by)
         refused = tuple((given[key], error) for key, error in outcome.refused)
         return Outcome(tuple(given[key] for key in outcome.done), refused)
