@@ -242,7 +242,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
         max_inbox=settings.max_inbox,
-        apart=application.context(context).settings.comes_later(subscription),
+        apart=application.settings.comes_later(context, subscription),
     )
     return PullMessages(
         config=config,

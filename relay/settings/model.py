@@ -346,14 +346,6 @@ class ContextSettings(Section):
         """The ``max_inbox`` of the subscriptions that have one."""
         return {name: it.max_inbox for name, it in self.subscriptions.items() if it.max_inbox is not None}
 
-    def comes_later(self, subscription: str) -> bool:
-        """Whether a subscription that is declared before this one reads some of the same messages."""
-        own = self.subscriptions[subscription]
-        earlier = takewhile(lambda it: it is not own, self.subscriptions.values())
-        return any(
-            it.stream == own.stream and subjects_overlap(it.filter_subject, own.filter_subject) for it in earlier
-        )
-
     @property
     def routing(self) -> Routing:
         """Where the context's events go."""
@@ -497,6 +489,17 @@ class Settings(Section):
             if read & {stream.name for stream in source.event_streams}
             and (source.archive.keep is None or source.archive.keep > own.archive.keep)
         ]
+
+    def comes_later(self, context: str, subscription: str) -> bool:
+        """Whether an earlier subscription reads some of the same messages, for the same inbox or service."""
+        own = self.contexts[context].subscriptions[subscription]
+        declared = (it for found in self.contexts.values() for it in found.subscriptions.values())
+        return any(
+            it.stream == own.stream
+            and subjects_overlap(it.filter_subject, own.filter_subject)
+            and (it.context == context or (it.handler == own.handler and own.python_module is None))
+            for it in takewhile(lambda it: it is not own, declared)
+        )
 
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
         """Return the durable consumers of one context, or of all (None).

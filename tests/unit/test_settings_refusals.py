@@ -182,12 +182,22 @@ def second(name: str, *lines: str) -> str:
 
 
 def test_filters_of_one_context_may_overlap_and_the_first_one_has_the_ids(load: Load) -> None:
-    text = second("audit", 'stream = "VIBESPRO_EVENTS"', 'filter_subject = "vibespro.event.*.v1"')
-    text = text.replace("[contexts.vibespro]", "[contexts.vibespro]", 1)
-    other = second("other", 'stream = "OTHER"', 'filter_subject = "vibespro.event.x.*"')
-    [context, elsewhere] = [load(it).contexts["sea"] for it in (text, other)]
-    assert [context.comes_later(name) for name in context.subscriptions] == [False, True]
-    assert not elsewhere.comes_later("other")
+    settings = load(second("audit", 'stream = "VIBESPRO_EVENTS"', 'filter_subject = "vibespro.event.*.v1"'))
+    names = settings.contexts["sea"].subscriptions
+    assert [settings.comes_later("sea", name) for name in names] == [False, True]
+    apart = load(second("other", 'stream = "OTHER"', 'filter_subject = "vibespro.event.x.*"'))
+    assert not apart.comes_later("sea", "other")
+
+
+@pytest.mark.parametrize(("handler", "later"), [("https://h/handle", True), ("https://h/2", False)])
+def test_of_two_contexts_with_one_service_the_first_one_has_the_ids(load: Load, handler: str, later: bool) -> None:
+    again = BASE[BASE.index("[contexts.sea.sub") : BASE.index("[contexts.vibespro]")].replace("sea", "vibespro")
+    text = re.sub('handler = ".*"', 'handler = "https://h/handle"', BASE) + re.sub(
+        'handler = ".*"', f'handler = "{handler}"', again
+    )
+    settings = load(text)
+    assert not settings.comes_later("sea", "from_vibespro")
+    assert settings.comes_later("vibespro", "from_vibespro") is later
 
 
 def test_two_subscriptions_with_one_durable(load: Load) -> None:
