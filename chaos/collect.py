@@ -19,7 +19,7 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from chaos.deployment import STREAM
+from chaos.deployment import BESIDE, STREAM, TWIN_STREAM
 from chaos.history import (
     Business,
     ConsumerEnd,
@@ -27,6 +27,7 @@ from chaos.history import (
     History,
     InboxState,
     Incident,
+    Noted,
     Operated,
     OutboxState,
     Record,
@@ -76,7 +77,7 @@ _WAITING: Final[tuple[tuple[str, str, LiteralString], ...]] = (
     ),
 )
 _PUBLISHED: Final = "SELECT id FROM outbox_events WHERE published_at IS NOT NULL"
-_RECEIVED: Final = "SELECT message_id FROM inbox_messages"
+_RECEIVED: Final = "SELECT coalesce(source_id, message_id) FROM inbox_messages WHERE subscription <> 'twin'"
 
 _BUSINESS: Final = "SELECT event_id::text, key, place FROM chaos_business"
 _OUTBOX: Final = """
@@ -86,17 +87,22 @@ SELECT id::text,
 FROM outbox_events
 """
 _INBOX: Final = """
-SELECT message_id::text, coalesce(subscription, ''),
+SELECT coalesce(source_id, message_id)::text, coalesce(subscription, ''),
        CASE WHEN processed_at IS NOT NULL THEN 'processed'
             WHEN dead_lettered_at IS NOT NULL THEN 'dead-lettered'
             ELSE 'open' END,
        attempts
 FROM inbox_messages
+WHERE subscription IS DISTINCT FROM 'audit' AND subscription IS DISTINCT FROM 'twin'
+"""
+_BESIDE: Final = """
+SELECT subscription, message_id::text, count(*) FROM chaos_beside GROUP BY subscription, message_id
 """
 _EFFECTS: Final = "SELECT message_id::text, source, key, place FROM chaos_effects ORDER BY place"
 _ASKED: Final = "SELECT 0, ids, extract(epoch FROM at)::float8 FROM audit_log WHERE action = 'schedule run'"
 _INCIDENTS: Final = (
-    "SELECT message_id::text, coalesce(subscription, ''), class, attempts FROM dead_letters ORDER BY id"
+    "SELECT coalesce(originals ->> 'id', message_id::text), coalesce(subscription, ''), class, attempts"
+    " FROM dead_letters ORDER BY id"
 )
 
 
@@ -129,10 +135,14 @@ def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = Non
         history, (OutboxState(row["id"], "published", row["published_seq"]) for row in archived(cold, "outbox"))
     )
     _write(history, _records(urls["shop"], _OUTBOX, OutboxState))
-    _write(history, map(_archived_message, archived(cold, "inbox")))
+    _write(
+        history,
+        (_archived_message(row) for row in archived(cold, "inbox") if row["subscription"] not in BESIDE),
+    )
     _write(history, _records(urls["sea"], _INBOX, InboxState))
     for database in ("sea", "cases"):
         _write(history, _records(urls[database], _EFFECTS, _effect))
+    _write(history, _records(urls["sea"], _BESIDE, Noted))
     _write(history, _records(urls["sea"], _INCIDENTS, Incident))
     _write(history, _records(urls["sea"], _ASKED, _asked))
     asyncio.run(_collect_stream(nats_url, history))
@@ -152,7 +162,7 @@ def _waiting(urls: Urls) -> list[str]:
 
 async def _pending(nats_url: str) -> list[str]:
     async with connect_once(nats_url) as js:
-        consumers = await js.consumers_info(STREAM)
+        consumers = [it for stream in (STREAM, TWIN_STREAM) for it in await js.consumers_info(stream)]
     return [
         f"consumer {info.name}: {info.num_pending} pending, {info.num_ack_pending} not acknowledged"
         for info in consumers
@@ -167,7 +177,7 @@ async def _missing(urls: Urls, nats_url: str, cold: Path | None) -> list[str]:
     async for page in _stream(nats_url):
         stored.difference_update(message.event_id.bytes for message in page if message.event_id)
     published.difference_update(id.bytes for [id] in _rows(urls["sea"], _RECEIVED))
-    published.difference_update(UUID(row["message_id"]).bytes for row in archived(cold, "inbox"))
+    published.difference_update(UUID(_id(row)).bytes for row in archived(cold, "inbox"))
     lacking = {"in the stream": stored, "in the inbox": published}
     return [f"{len(ids)} published events are not {where}" for where, ids in lacking.items() if ids]
 
@@ -182,9 +192,14 @@ def archived(cold: Path | None, kind: str) -> Iterator[dict[str, Any]]:
             yield from map(json.loads, lines)
 
 
+def _id(row: Mapping[str, Any]) -> str:
+    """The id of an archived message. A row apart has another key."""
+    return str(row.get("source_id") or row["message_id"])
+
+
 def _archived_message(row: dict[str, Any]) -> InboxState:
     state = "processed" if row["processed_at"] else "dead-lettered"
-    return InboxState(row["message_id"], row["subscription"] or "", state, row["attempts"])
+    return InboxState(_id(row), row["subscription"] or "", state, row["attempts"])
 
 
 def _effect(message_id: str, source: str, key: str, place: int) -> Effect:

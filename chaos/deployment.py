@@ -54,7 +54,16 @@ LINKS: Final = (
     "producer-postgres",
 )
 
+#: The subscriptions beside those of the sources, see `chaos.readers`.
+AUDIT: Final = "audit"
+TWIN: Final = "twin"
+BESIDE: Final = (AUDIT, TWIN)
+TWIN_STREAM: Final = f"{CONSUMING.upper()}_EVENTS"
+
 _HANDLER: Final = "python:chaos.handlers"
+_HANDLER_BESIDE: Final = "python:chaos.readers"
+#: Nothing that they cannot handle comes to them, so no outage may end a message.
+_WITHOUT_END: Final = 1_000_000
 
 _CONTEXTS: Final = f"""\
 [contexts.{PRODUCING}]
@@ -103,7 +112,32 @@ def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS,
     cold.mkdir(exist_ok=True)
     contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
     contexts = contexts.replace('max_age = "3h"', f'max_age = "3h"\nreplicas = {replicas}')
-    path.write_text(contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source))
+    path.write_text(
+        contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source) + _beside()
+    )
+
+
+def _beside() -> str:
+    source = Source.PYTHON.value
+    places = {
+        AUDIT: (STREAM, f"{PRODUCING}.event.{source}.>"),
+        TWIN: (TWIN_STREAM, f"{CONSUMING}.event.{source}.>"),
+    }
+    return "".join(
+        _SUBSCRIPTION.format(
+            context=CONSUMING,
+            name=name,
+            stream=stream,
+            subject=subject,
+            settle="inbox",
+            handler=_HANDLER_BESIDE,
+            timeout=CALL_SECONDS[Source.PYTHON],
+            initial=BACKOFF[0],
+            most=BACKOFF[1],
+            max_attempts=_WITHOUT_END,
+        )
+        for name, (stream, subject) in places.items()
+    )
 
 
 def _subscription(source: Source, service_url: str, max_attempts: int) -> str:

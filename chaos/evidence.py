@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -20,6 +20,7 @@ from chaos.history import (
     InboxState,
     Incident,
     Lost,
+    Noted,
     Operated,
     Operation,
     OutboxState,
@@ -31,6 +32,7 @@ from chaos.history import (
     Sample,
     Source,
     Stored,
+    Twins,
 )
 
 _ENUMS: Final[dict[str, type[Enum]]] = {"outcome": Outcome, "plan": Plan, "source": Source}
@@ -58,6 +60,12 @@ class Evidence:
     hostile: list[Hostile] = field(default_factory=list)
     operated: list[Operated] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
+    twins: list[Twins] = field(default_factory=list)
+    notes: list[Noted] = field(default_factory=list)
+
+    def noted(self, subscription: str) -> Mapping[str, int]:
+        """How often a subscription beside those of the sources has handled each message."""
+        return {it.message_id: it.count for it in self.notes if it.subscription == subscription}
 
 
 _LISTS: Final[dict[type[Any], str]] = {
@@ -77,6 +85,8 @@ _LISTS: Final[dict[type[Any], str]] = {
     Hostile: "hostile",
     Operated: "operated",
     Ran: "ran",
+    Twins: "twins",
+    Noted: "notes",
 }
 _TYPES: Final = {kind.__name__: kind for kind in get_args(Record)}
 

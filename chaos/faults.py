@@ -19,6 +19,7 @@ from chaos.injections import (
     processes,
     servers,
     store,
+    twins,
     workers,
 )
 from chaos.rig import Rig
@@ -185,6 +186,7 @@ def _people() -> list[Kind]:
         Kind("large-payloads", producer, operators.large_payloads),
         Kind("future-rows", producer, operators.from_the_future),
         Kind("hostile-messages", _but_in("cluster", "nats"), hostile.hostile_messages),
+        Kind("same-ids", producer, twins.same_ids),
         Kind("operator-commands", _only("operator"), operators.commanded),
         Kind("archive", _only("operator"), archive.archived),
         Kind("handler-away", _only("service"), operators.away, _WHOLE, at_least=_AWAY_SECONDS),

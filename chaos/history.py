@@ -242,6 +242,23 @@ class Hostile:
 
 
 @dataclass(frozen=True, slots=True)
+class Twins:
+    """Messages in another stream of the context, with the ids of events."""
+
+    fault: int
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """How often a subscription beside those of the sources has handled a message (`chaos.readers`)."""
+
+    subscription: str
+    message_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operated:
     """What an operator did: replay | requeue, with events or messages; run, with jobs."""
 
@@ -261,8 +278,8 @@ class Ran:
     done: bool
 
 
-WrittenInRun: TypeAlias = Operation | Fault | Begun | Call | Sample | Lost | Hostile | Operated | Ran
-ReadAtEnd: TypeAlias = Business | OutboxState | Stored | InboxState | Effect | Incident | ConsumerEnd
+WrittenInRun: TypeAlias = Operation | Fault | Begun | Call | Sample | Lost | Hostile | Twins | Operated | Ran
+ReadAtEnd: TypeAlias = Business | OutboxState | Stored | InboxState | Effect | Noted | Incident | ConsumerEnd
 Record: TypeAlias = WrittenInRun | ReadAtEnd
 
 

@@ -44,7 +44,8 @@ SELECT id::text, id::text FROM outbox_events
 WHERE published_at > now() - interval '30 s' ORDER BY random() LIMIT %s
 """
 _DEAD: Final = """
-SELECT id::text, message_id::text FROM dead_letters WHERE status = 'open' ORDER BY random() LIMIT %s
+SELECT id::text, coalesce(originals ->> 'id', message_id::text)
+FROM dead_letters WHERE status = 'open' ORDER BY random() LIMIT %s
 """
 _HOLD: Final = "SELECT (SELECT count(*) FROM outbox_events), (SELECT count(*) FROM inbox_messages)"
 _UPKEEP: Final = ("REINDEX TABLE CONCURRENTLY", "VACUUM")

@@ -680,9 +680,20 @@ def test_upkeep_beside_a_reader_leaves_everything_as_it_was(rig: Rig, inject: An
     ] * 2
 
 
+def test_messages_with_the_ids_of_events_come_from_another_stream(rig: Rig, inject: Any, notes: list[str]) -> None:
+    wait_for("events are committed", lambda: published(rig) >= 50)
+    inject("same-ids")()
+    [twins] = records(rig).twins
+    assert notes == [f"{len(twins.ids)} messages"]
+    assert len(twins.ids) == 50
+    noted = "SELECT count(*) FROM chaos_beside WHERE subscription = 'twin' AND message_id = ANY (%s::uuid[])"
+    with psycopg.connect(rig.urls["sea"], autocommit=True) as sea:
+        wait_for("all are handled", lambda: sea.execute(noted, [list(twins.ids)]).fetchone() == (50,))
+
+
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
     """Runs after all of the above; a part of them, or some in another process, tell nothing."""
-    assert len(FAULTS) == 52
+    assert len(FAULTS) == 53
     chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
     everything = {name for name in globals() if name.startswith("test_")}
     if chosen == everything and not hasattr(request.config, "workerinput"):
