@@ -693,7 +693,7 @@ def test_messages_with_the_ids_of_events_come_from_another_stream(rig: Rig, inje
 
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
     """Runs after all of the above; a part of them, or some in another process, tell nothing."""
-    assert len(FAULTS) == 53
+    assert len(FAULTS) == 54
     chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
     everything = {name for name in globals() if name.startswith("test_")}
     if chosen == everything and not hasattr(request.config, "workerinput"):

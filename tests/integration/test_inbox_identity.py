@@ -14,11 +14,14 @@ import pytest
 from hypothesis import example, given, settings
 
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.migrations import upgrade
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.sql import statement
+from relay.devstack import PostgresServer
 from relay.domain.identity import ID, view_id
 from relay.ports import InboxRow
+from tests.integration import catalogue
 from tests.integration.consuming import LEASE, inbox_row
 from tests.integration.publishing import query
 
@@ -196,3 +199,31 @@ async def test_another_place_of_the_same_id_is_a_repeat(inbox: PostgresInboxAdap
     assert [it.new for it in await inbox.insert([row._replace(stream_seq=7), row._replace(stream_seq=8)])] == [
         False
     ]
+
+
+@pytest.mark.anyio
+async def test_a_populated_database_of_the_first_release_is_upgraded_and_knows_what_it_has_seen(
+    postgres: PostgresServer, database_url: str
+) -> None:
+    url = postgres.create_database("populated")
+    upgrade(url, "0100_baseline")
+    seen, archived = inbox_row(1, subscription="from_orders"), inbox_row(2, subscription="from_orders")
+    written = "INSERT INTO inbox_messages (message_id, subject, subscription) VALUES (%s, 's', 'from_orders')"
+    query(url, written, seen.message_id)
+    query(url, "INSERT INTO archived_messages (message_id, batch) VALUES (%s, 1)", archived.message_id)
+    upgrade(url)
+    with psycopg.connect(url) as upgraded, psycopg.connect(database_url) as fresh:
+        assert catalogue.everything(upgraded) == catalogue.everything(fresh)
+    pool = Pool(url, max_size=1, application_name="inbox")
+    await pool.open()
+    try:
+        inbox = PostgresInboxAdapter(pool)
+        assert [(it.new, it.done) for it in await inbox.insert([seen, archived])] == [
+            (False, False),
+            (False, True),
+        ]
+        [other] = await inbox.insert([seen._replace(subscription="from_shipping")])
+        assert (other.new, other.source_id) == (True, seen.message_id)
+    finally:
+        await pool.close()
+        postgres.drop_database("populated")
