@@ -55,6 +55,8 @@ def routines_of(context: str, unfinished: Collection[str] | None) -> Iterator[Ro
     yield Routine("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
     yield Routine("compare_incidents", _COMPARE, partial(compare_incidents, context), quick)
     for name, subscription in settings.subscriptions.items():
+        if (corrects := wiring.correct(context, name)) is not None:
+            yield Routine(f"correct_dead_letters:{name}", _RECOVER, corrects.run, quick)
         keep = keep_in_progress if name in swept else _nothing
         for what, every, run, slots in (
             ("recover_deliveries", _RECOVER, partial(recover_deliveries, sleep=quick.sleep), quick),

@@ -10,6 +10,8 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from consumer.circuit import KeepCircuit
+from consumer.correcting import CorrectDeadLetters
+from consumer.corrections import TIME_LIMIT, corrections
 from consumer.deadletters import RecordDeadLetters
 from consumer.functions import PythonEventHandler, check_commands, check_subscriptions, has_plain
 from consumer.handlers import load
@@ -36,7 +38,7 @@ from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
 from relay.execution.runners import GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
 from relay.settings.urls import hide_url
-from relay.worker import application, broker, runtime, serves
+from relay.worker import application, broker, checks, runtime, serves
 
 #: How many messages a pull request asks for at most.
 _MAX_BATCH_MESSAGES: Final = 300
@@ -278,6 +280,22 @@ def record(context: str) -> RecordDeadLetters:
 
 
 @cache
+def correct(context: str, name: str) -> CorrectDeadLetters | None:
+    """What corrects the dead letters of a subscription; None if no function does. All modules are loaded now."""
+    found = corrections.of(name, application.subscription(context, name).python_module)
+    if not found:
+        return None
+    transactions = application.transactions(context, "corrections", TIME_LIMIT)
+    return CorrectDeadLetters(name, found, application.context(context).incidents, transactions)
+
+
+def _check_corrections() -> None:
+    """Raise InvalidHandler for a function that can never run."""
+    known = [it for context in application.settings.contexts.values() for it in context.subscriptions.items()]
+    corrections.check([(name, subscription.python_module) for name, subscription in known])
+
+
+@cache
 def recovery(context: str, subscription: str) -> Recovery:
     """What finds and fills the gaps of a subscription's inbox."""
     spec = application.subscription(context, subscription).consumer_spec()
@@ -312,6 +330,7 @@ def _handlers() -> Iterator[str]:
 
 
 serves["handlers"] = _handlers
+checks.append(_check_corrections)
 
 # Load now, so that a worker does not start with an unusable handler, envelope or credentials.
 _modules = [

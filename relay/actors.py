@@ -29,6 +29,7 @@ from relay.worker import (
     OUTAGE_RETRIES,
     actor,
     application,
+    checks,
     exit_on_error,
     long_running,
     metrics,
@@ -117,6 +118,8 @@ with exit_on_error():
         writer(settings, _context)
     for _module in settings.actor_modules:
         importlib.import_module(_module)
+    for _check in checks:
+        _check()
     for _context, _found in settings.contexts.items():
         if _found.queries is not None:
             _answer(_context, _found.queries)

@@ -215,6 +215,10 @@ serves: dict[str, Callable[[], Iterable[str]]] = {
 }
 
 
+#: What must hold when all modules with actors are loaded. Each raises a RelayError.
+checks: list[Callable[[], None]] = []
+
+
 def _say_ready() -> None:
     """Say in one line what this process serves, whenever the broker is there."""
     _log.info("ready: %s", "; ".join(f"{kind} {', '.join(names()) or 'none'}" for kind, names in serves.items()))

@@ -154,6 +154,8 @@ DEAD_LETTERS: dict[str, Column] = {
     "note": (TEXT, NULL, None),
     "originals": (JSONB, NULL, None),
     "snoozed_until": (TIME, NULL, None),
+    "corrected_at": (TIME, NULL, None),
+    "correction": (TEXT, NULL, None),
 }
 _STATES = "ARRAY['open'::text, 'requeued'::text, 'discarded'::text, 'resolved'::text]"
 _CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text, 'unconfirmed'::text]"

@@ -149,6 +149,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "archive_batches",
         "archived_messages",
         "audit_log",
+        "corrections",
         "dead_letters",
         "handler_circuits",
         "inbox_messages",

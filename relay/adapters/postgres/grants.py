@@ -51,6 +51,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "dead_letters": Rights("SELECT, INSERT, UPDATE"),
     "alerts": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "alert_conditions": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "corrections": Rights("SELECT, INSERT"),
     "audit_log": Rights("SELECT, INSERT"),
     "processed_events": Rights("SELECT, INSERT, DELETE", "SELECT, INSERT (handler, message_id)"),
     "task_outbox": Rights("SELECT, INSERT, UPDATE, DELETE", f"INSERT ({_TASK})"),

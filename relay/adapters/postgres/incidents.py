@@ -17,6 +17,7 @@ from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.row_operations import Operations, as_key, audit, coded, named, reasons, who
 from relay.adapters.postgres.sql import statement
+from relay.domain.disclosure import clean
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
 from relay.domain.identity import Identity
 from relay.domain.incidents import (
@@ -72,6 +73,32 @@ class PostgresIncidents(Operations):
                 await conn.execute(statement("incidents/displace"), {"ids": false})
             recorded = await _record(conn, rows=dict.fromkeys(missing, (None, None))) if missing else []
         return Compared(recorded, tuple(last) if count == limit else None)
+
+    async def declare(self, subscription: str) -> None:
+        """Let the incidents of a subscription be corrected from now on. Repeatable."""
+        await self._do("incidents/declare", subscription=subscription)
+
+    async def uncorrected(self, subscription: str, limit: int) -> Sequence[Row]:
+        """Open incidents whose correction has not run, the oldest first, with the ids that people see."""
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            parameters = {"subscription": subscription, "limit": limit}
+            await cursor.execute(statement("incidents/uncorrected"), parameters)
+            rows = [named(row, "message_id") for row in await cursor.fetchall()]
+        return [{name: it for name, it in row.items() if name not in ("originals", "row_id")} for row in rows]
+
+    async def corrected(self, id: int, how: str) -> None:
+        """Note that a correction has run."""
+        await self._do("incidents/correct", id=id, correction=how)
+
+    async def uncorrectable(self, id: int, error: str) -> None:
+        """Note that a correction has failed. That alerts."""
+        error = clean(error)
+        name = "incidents/correct_failed+correct"
+        await self._do(name, id=id, correction=f"failed: {error}", error=error)
+
+    async def _do(self, name: str, /, **parameters: Any) -> None:
+        async with self._source() as conn:
+            await conn.execute(statement(name), parameters)
 
     async def find(
         self, wanted: IncidentFilter, limit: int, *, before: int | None = None, short: bool = False
