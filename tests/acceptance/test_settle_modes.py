@@ -40,7 +40,7 @@ def tried(handler: HandlerService, failing: list[str], times: int) -> Callable[[
 def test_settled_by_the_handler_failing_messages_stall_the_subscription(
     start_fleet: Callable[..., Fleet], handler: HandlerService
 ) -> None:
-    fleet = start_fleet(settle="handler", max_ack_pending=FAILING)
+    fleet = start_fleet(settle="handler", max_ack_pending=FAILING, more="circuit = false")
     failing, good = start(fleet, handler)
     wait_for("every one has failed four times", tried(handler, failing, 4))
     assert fleet.ack_pending() == FAILING
@@ -51,7 +51,7 @@ def test_settled_by_the_handler_failing_messages_stall_the_subscription(
 
 
 def test_settled_by_the_inbox_the_others_pass(start_fleet: Callable[..., Fleet], handler: HandlerService) -> None:
-    fleet = start_fleet(settle="inbox", max_ack_pending=FAILING)
+    fleet = start_fleet(settle="inbox", max_ack_pending=FAILING, more="circuit = false")
     failing, good = start(fleet, handler)
     wait_for("the good ones are processed", lambda: all(fleet.inbox(id).get("processed_at") for id in good))
     wait_for("nothing is open in JetStream", lambda: fleet.ack_pending() == 0)

@@ -26,6 +26,8 @@ from relay.domain.disclosure import clean
 _MOST_READ: Final = 20_000
 #: Among how many waiting messages a probe is chosen.
 _MOST_CANDIDATES: Final = 10_000
+#: Which messages become probes in turn; see the statement.
+_IN_TURN: Final = ("new", "longest", "again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class PostgresCircuits:
             chosen = keep if keep is not None and keep == circuit.probe_id else None
             if chosen is None:
                 name = "circuits/choose+in_turn" if ordered else "circuits/choose"
-                rows = await query(conn, name, subscription=subscription, limit=_MOST_CANDIDATES)
+                which = _IN_TURN[circuit.probes % len(_IN_TURN)]
+                rows = await query(conn, name, subscription=subscription, limit=_MOST_CANDIDATES, which=which)
                 chosen = rows[0][0] if rows else None
             if chosen is not None:
                 await _set(conn, subscription, circuit.probing(chosen, now + patience))

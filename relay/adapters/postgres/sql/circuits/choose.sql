@@ -1,6 +1,6 @@
--- The message of a subscription to try while its handler is away: one that never failed, if there is one, else the one
--- that has waited longest. So a message that always fails is not tried again and again, and good ones get through.
--- It is due at once, whatever its back-off.
+-- The message of a subscription to try while its handler is away: in turn one that never failed, the failed one that
+-- has waited longest, and the one that failed last again. So good messages get through, all get their turn, and one
+-- that needs another try soon has it. It is due at once, whatever its back-off.
 UPDATE inbox_messages
 SET enqueued_at = now(), next_attempt_at = NULL
 WHERE message_id = (
@@ -16,6 +16,7 @@ WHERE message_id = (
       AND i.enqueued_at IS DISTINCT FROM 'infinity'
       AND (i.claimed_until IS NULL OR i.claimed_until < now())
 --+ in_turn
-    ORDER BY num_nonnulls(i.last_error), i.enqueued_at NULLS FIRST
+    ORDER BY (i.last_error IS NULL) <> (%(which)s = 'new'),
+             extract(epoch FROM i.enqueued_at) * CASE %(which)s WHEN 'again' THEN -1 ELSE 1 END NULLS FIRST
     LIMIT 1)
 RETURNING message_id
