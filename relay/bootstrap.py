@@ -31,15 +31,18 @@ from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.movements import PostgresMovements
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
+from relay.adapters.postgres.orphans import PostgresOrphans
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
+from relay.commands.adopt import DecideOrphans
 from relay.commands.alerts import SendAlerts
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.incidents import RecordIncidents
 from relay.commands.lag import ReadLag
+from relay.commands.orphans import FindOrphans
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import FindMissing, ReconcileStream
 from relay.concurrency import FairSlots
@@ -211,6 +214,22 @@ class Application:
             inbox=PostgresLedger(self.context(context).pool),
             others=[it for it in self.context(context).settings.subscriptions if it != name],
         )
+
+    def orphans(self, context: str) -> FindOrphans:
+        """The comparison of a context's streams with its outbox. Raises UnknownContext."""
+        parts = self.context(context)
+        streams = [stream.name for stream in parts.settings.event_streams]
+        others = [name for name in self.settings.contexts if name != context]
+        ledger, auditor = PostgresOrphans(parts.pool.connection), NatsStreamAuditor(self.nats)
+        return FindOrphans(context, streams, others, ledger, auditor, self.facts)
+
+    def deciding_orphans(self, context: str) -> DecideOrphans:
+        """What adopts and reports orphans of a context. Raises UnknownContext and ConfigurationError."""
+        parts = self.context(context)
+        rows, reader = PostgresOrphans(parts.pool.connection), NatsStreamAuditor(self.nats)
+        envelope = writer(self.settings, context)
+        routing, system = parts.settings.routing, parts.settings.system_actor
+        return DecideOrphans(context, self.orphans(context), reader, rows, routing, envelope, system)
 
     def transactions(self, context: str, purpose: str, limit: timedelta) -> HandlerTransactions:
         """The transactions of functions on a context's database. They are closed when the process stops.

@@ -16,7 +16,8 @@ from uuid import UUID
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.facts import FactSink, StreamLossFound
-from relay.domain.identity import MSG_ID, Id, NatsMsgId, stand_in_id
+from relay.domain.identity import EVENT_ID, MSG_ID, Id, NatsMsgId, stand_in_id
+from relay.domain.ordering import KEY
 from relay.ports import JetStreamConsumer
 
 #: How often a page of each stream is compared, with the ledger and with the inbox.
@@ -54,7 +55,7 @@ class Stored:
     """A message in the stream: its place, its Nats-Msg-Id, its time of storage, and the bytes of its subject.
 
     ``event_id``: the row of the outbox that it came from; None if it is not one of ours. ``message_id``: the id in
-    an inbox, if the inbox keeps it by its Nats-Msg-Id.
+    an inbox, if the inbox keeps it by its Nats-Msg-Id. ``marked``: whether it has a header of our publisher.
     """
 
     seq: int
@@ -63,6 +64,7 @@ class Stored:
     subject: bytes = b""
     event_id: UUID | None = None
     message_id: UUID | None = None
+    marked: bool = False
 
     @classmethod
     def of(cls, seq: int, headers: Mapping[str, str], at: datetime, subject: bytes) -> Stored:
@@ -74,7 +76,8 @@ class Stored:
             sent = None
         if sent is None:
             return cls(seq, msg_id, at, subject)
-        return cls(seq, msg_id, at, subject, sent.event_id, sent.id.uuid)
+        marked = EVENT_ID in headers or KEY in headers
+        return cls(seq, msg_id, at, subject, sent.event_id, sent.id.uuid, marked)
 
 
 @dataclass(frozen=True, slots=True)

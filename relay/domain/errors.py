@@ -231,6 +231,12 @@ class NotPublishable(RelayError):
     code = "NOT_PUBLISHABLE"
 
 
+class NotAdopted(RelayError):
+    """An event of a stream cannot be written into the outbox: it cannot be read, or its id is taken."""
+
+    code = "NOT_ADOPTED"
+
+
 class StreamMissing(RelayError):
     """No stream takes the subject of an event. The event waits: it is sent again until a stream does."""
 

@@ -307,6 +307,25 @@ class StreamLossFound(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OrphansFound(Fact):
+    """A stream holds ``count`` more events that the outbox does not know: its database was set back. Alert.
+
+    ``ids`` are the first of them.
+    """
+
+    stream: str
+    count: int
+    ids: Sequence[UUID]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencesMended(Fact):
+    """Sequences stood below the numbers of their tables, and were set above them. ``names``: which. Alert."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TasksDelivered(Fact):
     """Tasks were sent to a queue, which confirmed them. ``again``: the sweep had found them lost."""
 

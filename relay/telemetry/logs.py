@@ -23,6 +23,7 @@ from relay.domain.facts import Fact
 _LEVELS: Final[dict[type[Fact], int]] = {
     facts.EventDied: logging.ERROR,
     facts.StreamLossFound: logging.ERROR,
+    facts.OrphansFound: logging.ERROR,
     facts.InboxGapFilled: logging.ERROR,
     facts.IncidentRecorded: logging.ERROR,
     facts.MessageDeadLettered: logging.ERROR,
@@ -33,6 +34,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.AlertRaised: logging.ERROR,
     facts.ForeignLetterFound: logging.ERROR,
     facts.DeadLetterDelayed: logging.WARNING,
+    facts.SequencesMended: logging.WARNING,
     facts.AlertFailed: logging.WARNING,
     facts.ArchiveHeld: logging.WARNING,
     facts.ProducersBraked: logging.WARNING,

@@ -114,6 +114,10 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.StreamLossFound: (
         Count("stream_losses", "Events the stream lost.", ("stream",), lambda fact: fact.tail + fact.middle),
     ),
+    facts.OrphansFound: (
+        Count("orphans", "Events of the stream that the outbox had lost.", ("stream",), lambda fact: fact.count),
+    ),
+    facts.SequencesMended: (Count("sequences_mended", "Times sequences were behind their tables."),),
     facts.InboxGapFilled: (Count("inbox_gaps", "Messages the inbox had lost.", _SUB, lambda fact: fact.count),),
     facts.TasksDelivered: (
         Count("tasks_delivered", "Tasks brought to a queue.", by=lambda fact: fact.count),

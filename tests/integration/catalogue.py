@@ -332,6 +332,7 @@ RULES = {
 
 #: These return a row where they hold. That the planner inlines them, tests of plans show.
 RULES_WITH_SUBQUERIES = {
+    "relay_outbox_ahead",
     "relay_is_held_back",
     "relay_head",
     "relay_may_run",

@@ -154,6 +154,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "handler_circuits",
         "inbox_messages",
         "inbox_watermarks",
+        "orphaned_events",
         "outbox_events",
         "parked_keys",
     ]

@@ -61,6 +61,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "scheduled_runs": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "archive_batches": Rights("SELECT, INSERT, UPDATE"),
     "archived_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "orphaned_events": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "relay_alembic_version": Rights("SELECT"),
 }
 #: The sequences that our statements read. An identity column needs no right to use its sequence.
@@ -83,6 +84,10 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_lock_outbox": _CALLED,
     "relay_take_outbox_locks": _CALLED,
     "relay_limit_wait": _CALLED,
+    "relay_keep_ahead": _CALLED,
+    "relay_outbox_ahead": _CALLED_BY_RELAY,
+    "relay_sequences_behind": _CALLED_BY_RELAY,
+    "relay_mend_sequences": _CALLED_BY_RELAY,
     "relay_lane_of_hash": _CALLED,
     "relay_lane": _CALLED_BY_RELAY,
     "relay_publisher_locks": _CALLED_BY_RELAY,

@@ -27,7 +27,7 @@ from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
 from relay.domain.queues import QueueView
 from relay.domain.standstill import BacklogKind, Movement
-from relay.ops.doctor import backlogs, databases, handlers, queues, streams
+from relay.ops.doctor import backlogs, databases, handlers, producers, queues, streams
 from relay.settings import ContextSettings, Settings
 
 _log = logging.getLogger("relay")
@@ -120,6 +120,7 @@ class Examination:
         found = [it for check in databases.CHECKS for it in check(place, state)]
         if not state.tables.pending:
             found += await self._backlogs(place, context)
+            found += await self._producer(place, context)
         if context.pooler is not None:
             places = [await database_inspection.place(url) for url in (context.pooler, context.database)]
             found += databases.same_place(place, *places)
@@ -199,6 +200,14 @@ class Examination:
             movement = backlogs.received(name, consumer, waiting.worked.get(name))
             if name not in waiting.full and movement.stands_still(self._settings.health.stalled_after):
                 yield movement
+
+    async def _producer(self, place: str, context: ContextSettings) -> Sequence[Finding]:
+        """What the outbox knows, unless only one kind of process asks: a probe has less patience than a person."""
+        async with connected(context.database, "health") as source:
+            found = [*await producers.sequences(place, source)]
+            if self._needs is None:
+                found += await producers.restored(self._settings, context, source)
+        return found
 
     async def _archive(self, context: ContextSettings) -> Answer:
         """Ask the place of the archive for a name that is never there."""
