@@ -57,7 +57,7 @@ class Plan(StrEnum):
     POISON = "poison"
     """422: a dead letter of class poison, no effect."""
     FLAKY = "flaky"
-    """503 some times, then 200."""
+    """503 some times, from a service with Retry-After, then 200."""
     HANG = "hang"
     """No answer to the first call, then 200."""
     DROP = "drop"

@@ -30,7 +30,7 @@ from chaos.history import History, Plan, Source
 from chaos.plan import Answer, answer_to, plan_of, slowness_of
 from chaos.tables import engine_url
 from relay.devstack.ports import LOOPBACK
-from relay.handler import AlreadyProcessed, HandlerEndpoint, Poison, Received
+from relay.handler import AlreadyProcessed, HandlerEndpoint, Poison, Received, RetryLater
 
 _COUNT: Final = text("""
 INSERT INTO chaos_calls (message_id) VALUES (:message_id)
@@ -154,6 +154,8 @@ async def _behave(answer: Answer, request: Request, plan: Plan) -> None:
         case Answer.HANG:
             await _disconnected(request)
             raise HTTPException(503, "the caller has given up")
+        case Answer.ERROR if plan is Plan.FLAKY:
+            raise RetryLater("the plan says that this call comes too early", delay=1)
         case Answer.ERROR:
             # What always fails is the message's own fault. With a 5xx it would look as if the service were away.
             status = 400 if plan is Plan.NEVER else 503
