@@ -36,6 +36,8 @@ SCHEDULER_COMMAND: Final = (*_PYTHON, "scheduler")
 _PATIENCE_MS: Final = "8000"
 #: A handler's time-out. The slow one's is longer than a lease, so that a lease can be lost during a call.
 CALL_SECONDS: Final = {Source.HTTP: 3.0, Source.PYTHON: 3.0, Source.ORDERED: 3.0, Source.SLOW: 20.0}
+#: The most messages that are delivered and not acknowledged. More than the service's may fail at once.
+WINDOW: Final = {Source.HTTP: 50, Source.PYTHON: 200, Source.ORDERED: 200, Source.SLOW: 200}
 #: How long a claim outlives its worker.
 LEASE_SECONDS: Final = 8.0
 #: The back-off of a message after its first failure, and at most, in seconds.
@@ -96,7 +98,7 @@ handler = "{handler}"
 handler_timeout = "{timeout:g}s"
 ack_wait = "30s"
 max_deliver = 1000
-max_ack_pending = 200
+max_ack_pending = {window}
 max_attempts = {max_attempts}
 backoff_initial = "{initial:g}s"
 backoff_max = "{most:g}s"
@@ -148,6 +150,7 @@ def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
         name=source.value,
         stream=STREAM,
         timeout=CALL_SECONDS[source],
+        window=WINDOW[source],
         initial=initial,
         most=most,
         max_attempts=max_attempts,

@@ -185,6 +185,7 @@ def _people() -> list[Kind]:
         Kind("poison-rows", producer, operators.poisoned),
         Kind("large-payloads", producer, operators.large_payloads),
         Kind("future-rows", producer, operators.from_the_future),
+        Kind("failing-messages", producer, operators.failing),
         Kind("hostile-messages", _but_in("cluster", "nats"), hostile.hostile_messages),
         Kind("same-ids", producer, twins.same_ids),
         Kind("operator-commands", _only("operator"), operators.commanded),

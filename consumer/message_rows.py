@@ -14,6 +14,7 @@ from uuid import UUID
 from consumer.circuit import KeepCircuit
 from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
+from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claim_many_command, claimed, ids_and_tokens
@@ -68,8 +69,8 @@ class MessageRows:
     """The messages of one subscription: how they are claimed and asked for, and what follows from an answer.
 
     ``next_of_key``: set if the subscription is ordered. ``circuit``: set if an outage of its handler costs no
-    attempts. ``lease``: a claim outlives a dead worker by at most this time; a live worker renews it during a
-    call.
+    attempts. ``window``: set if messages are acknowledged after their handler. ``lease``: a claim outlives a dead
+    worker by at most this time; a live worker renews it during a call.
     """
 
     config: MessageConfig
@@ -80,6 +81,7 @@ class MessageRows:
     facts: FactSink
     next_of_key: NextOfKey | None = None
     circuit: KeepCircuit | None = None
+    window: Window | None = None
     lease: timedelta = LEASE
 
     after_claim = "after_message_claim"
@@ -182,7 +184,8 @@ class MessageRows:
     async def conclude(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
         """Record a failure without an ack (POL-047-007): the row owns the next attempt.
 
-        The verdict of a dead letter is recorded first (POL-047-006): after an outage no handler is called again.
+        It keeps its place in JetStream's window as far as `Window` allows. The verdict of a dead letter is
+        recorded first (POL-047-006): after an outage no handler is called again.
         """
         verdict = await self.judged(claim, verdict)
         recorded = (
@@ -204,7 +207,12 @@ class MessageRows:
             # The redelivery finds its row in the inbox, so it changes nothing but the row's reply subject.
             with suppress(BrokerUnreachable):
                 await self.consumer.nak([claim.row.ack_subject], verdict.delay)
+        self._waits()
         return Later.of(verdict.delay, in_short(verdict.error))
+
+    def _waits(self) -> None:
+        if self.window is not None:
+            self.window.wait_begins()
 
     async def _route(self, claim: ClaimedMessage, verdict: DeadLetter) -> timedelta | None:
         """Store a dead letter; returns after how long to try again if that failed."""
@@ -214,12 +222,14 @@ class MessageRows:
         except Outage as error:
             await self.dead_letters.delay(claim, error)
             await self.inbox.release(claim, _DEAD_LETTER_PAUSE)
+            self._waits()
             return _DEAD_LETTER_PAUSE
         reach("before_dlq_commit")
         if await self.inbox.mark_dead_lettered(claim):
             await self._ack([claim], self._final(verdict))
             if self.next_of_key is not None:
                 await self.next_of_key.after_death(claim.row)
+                self._waits()
         return None
 
     def _final(self, verdict: DeadLetter) -> str | None:

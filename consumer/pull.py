@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from consumer.key_order import DeliveryNumbers
+from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
@@ -69,7 +70,8 @@ class PullMessages:
     """Moves messages from a durable consumer into the inbox and hands their ids to ``enqueue``.
 
     The inbox row is committed before anything else happens to a message. A lost queue entry is harmless,
-    because the sweep finds the row. ``order`` and ``numbers``: set if the subscription is ordered.
+    because the sweep finds the row. ``order`` and ``numbers``: set if the subscription is ordered. ``window``: set
+    if messages are acknowledged after their handler.
     """
 
     config: PullConfig
@@ -79,6 +81,7 @@ class PullMessages:
     facts: FactSink
     order: OrderedInboxAdapter | None = None
     numbers: DeliveryNumbers | None = None
+    window: Window | None = None
     times: PullTimes = PullTimes()
     _limit: InboxLimit | None = field(init=False, default=None)
     _rest_until: float = field(init=False, default=0.0)
@@ -108,7 +111,10 @@ class PullMessages:
                     continue
                 if self.numbers is not None:
                     await self.numbers.before_fetch()
-                total += await self._fetched(await self.consumer.fetch(self.config.batch_size, self.times.fetch))
+                deliveries = await self.consumer.fetch(self.config.batch_size, self.times.fetch)
+                total += await self._fetched(deliveries)
+                if not deliveries and self.window is not None:
+                    await self.window.nothing_came()
         finally:
             total += await self._fetched(await self.consumer.finish())
         return total
@@ -118,6 +124,8 @@ class PullMessages:
             return 0
         if self.numbers is not None:
             await self.numbers.after_fetch()
+        if self.window is not None:
+            self.window.came()
         return await self.accept(deliveries)
 
     async def _is_full(self) -> bool:
@@ -188,6 +196,8 @@ class PullMessages:
         """
         runnable = [row.message_id for row in inserted if row.new and row.runnable and not row.parked]
         behind = [row.message_id for row in inserted if row.new and not row.runnable]
+        if behind and self.window is not None:
+            self.window.wait_begins()
         if behind and self.order is not None:
             runnable += await self.order.promote(behind)
         return runnable

@@ -99,12 +99,20 @@ async def sweep_inbox(context: str, subscription: str) -> None:
     """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
 
     A message that still waits in a long queue is not lost. If it were enqueued again, the queue would grow and
-    grow. So the sweep takes only messages that were enqueued before the queue's head.
+    grow. So the sweep takes only messages that were enqueued before the queue's head. Messages that have failed
+    have a share of their own, so they are swept apart: thousands of them hide no message that was never tried.
     """
-    waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
-    ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_MAX_ROWS, waited)
-    if ids:
-        await wiring.enqueue(context, subscription)(ids)
+    inbox = application.inbox(context, subscription)
+    for failed in (False, True):
+        share = jobs.share(context, subscription, again=failed)
+        waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, share)
+        ids = await inbox.overdue(subscription, _SWEEP_MAX_ROWS, waited, failed=failed)
+        if not ids:
+            continue
+        if failed:
+            await wiring.enqueue_later(context, subscription, dict.fromkeys(ids, timedelta()))
+        else:
+            await wiring.enqueue(context, subscription)(ids)
         application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
 
 

@@ -19,6 +19,7 @@ from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, waiting_messages
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
+from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.broker import delayed
 from relay.adapters.dramatiq.runtime import event_loop
@@ -63,8 +64,8 @@ def enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Await
 
 
 async def enqueue_later(context: str, subscription: str, delays: dict[UUID, timedelta]) -> None:
-    """Enqueue messages, each alone and after its own delay."""
-    messages = [(jobs.handle(context, subscription, [str(id)]), delay) for id, delay in delays.items()]
+    """Enqueue messages that were tried before, each alone and after its own delay."""
+    messages = [(jobs.handle(context, subscription, [str(id)], again=True), delay) for id, delay in delays.items()]
     if messages:
         again = [delayed(message, delay) if delay else message for message, delay in messages]
         await asyncio.to_thread(broker.enqueue_many, again)
@@ -138,6 +139,7 @@ def _rows(context: str, subscription: str) -> MessageRows:
         facts=application.facts,
         next_of_key=_next_of_key(context, subscription),
         circuit=circuit(context, subscription),
+        window=window(context, subscription),
     )
     return rows
 
@@ -169,6 +171,22 @@ def circuit(context: str, subscription: str) -> KeepCircuit | None:
         ordered=settings.order != "none",
         pause=settings.backoff_initial,
     )
+
+
+@cache
+def window(context: str, subscription: str) -> Window | None:
+    """What keeps room in the window of a subscription; None if all is acknowledged on receipt."""
+    if on_receipt(context, subscription):
+        return None
+    made = Window(
+        context=context,
+        subscription=subscription,
+        inbox=application.inbox(context, subscription),
+        consumer=application.consumer(context, subscription),
+        facts=application.facts,
+    )
+    application.on_stop.append(made.end)
+    return made
 
 
 def _next_of_key(context: str, subscription: str) -> NextOfKey | None:
@@ -254,6 +272,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         facts=application.facts,
         order=application.order(context, subscription),
         numbers=numbers(context, subscription),
+        window=window(context, subscription),
     )
 
 
@@ -312,6 +331,7 @@ def recovery(context: str, subscription: str) -> Recovery:
         facts=application.facts,
         numbers=numbers(context, subscription),
         on_receipt=on_receipt(context, subscription),
+        window=window(context, subscription),
     )
 
 

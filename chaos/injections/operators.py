@@ -228,6 +228,13 @@ def away(stage: Stage, _target: str) -> Iterator[None]:
 
 
 @contextmanager
+def failing(stage: Stage, _target: str) -> Iterator[None]:
+    """More messages come than JetStream's window has places, and the service always fails for them."""
+    stage.commit("failing", stage.failing)
+    yield
+
+
+@contextmanager
 def hanging(stage: Stage, _target: str) -> Iterator[None]:
     """The slow handler answers no call, while more messages than threads wait for it."""
     flag = stage.rig.history / HANGING

@@ -136,13 +136,16 @@ class SubscriptionBacklog:
     """``count`` messages of a subscription that wait to be handled: neither processed nor dead letters.
 
     The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
-    times. Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the other numbers are about the rows counted.
+    times. ``failing`` have failed at least once, and ``let_go`` hold no place of JetStream's window any more.
+    Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the other numbers are about the rows counted.
     """
 
     subscription: str | None
     count: int
     oldest_age_seconds: float
     failed_attempts: int
+    failing: int = 0
+    let_go: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,14 @@ class CircuitClosed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesLetGo(Fact):
+    """``count`` waiting messages were acknowledged before they are handled, to make room in JetStream's window."""
+
+    subscription: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFact(Fact):
     """Base of the facts about one message."""
 

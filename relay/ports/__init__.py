@@ -15,6 +15,7 @@ from relay.ports.inbox import (
     InboxRepository,
     InboxRow,
     InboxSettlement,
+    InboxWindow,
     Inserted,
 )
 from relay.ports.incidents import Compared, DeadPlace, IncidentRecords
@@ -46,6 +47,7 @@ __all__ = [
     "InboxRepository",
     "InboxRow",
     "InboxSettlement",
+    "InboxWindow",
     "IncidentRecords",
     "Inserted",
     "JetStreamConsumer",

@@ -67,7 +67,7 @@ class InboxRow(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """What the inbox knows about a message: it is ``new``, or it was ``done`` (processed or a dead letter).
+    """What the inbox knows about a message: it is ``new``, or it was ``done`` (processed, a dead letter, let go).
 
     ``message_id`` is the key of the row, ``id`` that of the message. Where order is kept, a message may be
     ``parked`` with its key, or not ``runnable`` because an earlier message of its key comes first.
@@ -121,9 +121,9 @@ class InboxReceiver(Protocol):
         """
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
-        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off.
+        """Count the rows that are handled or can be handled now, up to ``limit``.
 
-        With ``later``, those in back-off count too, and those that wait for their turn.
+        Rows that have failed do not count, nor those that wait behind one. With ``later`` all unfinished rows do.
         """
 
 
@@ -168,16 +168,23 @@ class InboxAudit(Protocol):
     """
 
     async def overdue(
-        self, subscription: str, limit: int, waited: timedelta = timedelta(0), *, at_once: bool = False
+        self,
+        subscription: str,
+        limit: int,
+        waited: timedelta = timedelta(0),
+        *,
+        at_once: bool = False,
+        failed: bool | None = None,
     ) -> Sequence[UUID]:
         """Ids that should be in the queue and are not. Marks them as enqueued now.
 
         ``waited``: how long the head of the queue has waited. ``at_once``: all that are due, also those that may
-        be in the queue. While the handler is away, there are none.
+        be in the queue. ``failed``: only those that have failed, or only the others. While the handler is away,
+        there are none.
         """
 
     def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:
-        """Reply subjects of all unfinished rows, one page at a time, for +WPI.
+        """Reply subjects of the unfinished rows that hold a place, one page at a time, for +WPI.
 
         ``due``: without rows in back-off.
         """
@@ -188,11 +195,27 @@ class InboxAudit(Protocol):
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
-        """The finished and parked rows in that range, whose ack may be lost. With ``on_receipt``: all rows.
+        """The rows in that range that are finished, parked or let go: their ack may be lost.
 
-        A row that was finished or received less than a second ago is left out: its ack may be on the way.
+        ``on_receipt``: all rows. A row that was finished or received less than a second ago is left out: its ack
+        may be on the way.
         """
 
 
-class InboxRepository(InboxReceiver, InboxSettlement, InboxAudit, Protocol):
-    """PORT-047-002 as a whole. An adapter provides all three; a caller asks for the one that it needs."""
+class InboxWindow(Protocol):
+    """PORT-047-002, the places of JetStream's window that messages hold."""
+
+    async def let_go(
+        self, subscription: str, keep: int, limit: int, hangs: timedelta | None = None
+    ) -> Sequence[str]:
+        """Mark messages that hold a place and wait, all but the latest ``keep``; returns their reply subjects.
+
+        A message waits if it has failed, or if its turn comes only after one that has. With ``hangs``, one that
+        runs for longer than that waits too. At most ``limit`` are marked at a time, each once. They are to be
+        acknowledged: their rows are committed. `InboxReceiver.insert` reports a repeat of one as done. Raises
+        DatabaseUnreachable.
+        """
+
+
+class InboxRepository(InboxReceiver, InboxSettlement, InboxAudit, InboxWindow, Protocol):
+    """PORT-047-002 as a whole. An adapter provides all four; a caller asks for the one that it needs."""

@@ -80,7 +80,8 @@ class ConsumerState:
     Everything up to ``ack_floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
     ``pending`` messages between the two wait for their acknowledgement. ``consumer_seq`` counts deliveries.
     ``undelivered`` messages after ``delivered`` are still to come. Messages before ``first``, and those that were
-    stored before ``since``, are not for this consumer: it starts later.
+    stored before ``since``, are not for this consumer: it starts later. ``window``: no more than so many are
+    pending; None if there is no limit.
     """
 
     ack_floor: int
@@ -90,6 +91,7 @@ class ConsumerState:
     undelivered: int = 0
     first: int = 1
     since: datetime | None = None
+    window: int | None = None
 
 
 class JetStreamConsumer(Protocol):

@@ -85,6 +85,9 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
         Count("messages_duplicate", "Of them, those the inbox had already.", _SUB, lambda fact: fact.duplicates),
     ),
     facts.PullsPaused: (Count("pulls_paused", "Times a worker found the inbox full and paused.", _SUB),),
+    facts.MessagesLetGo: (
+        Count("messages_let_go", "Messages acknowledged while they wait.", _SUB, lambda fact: fact.count),
+    ),
     facts.PullsResumed: (Count("pulls_resumed", "Times it went on.", _SUB),),
     facts.CircuitOpened: (Count("circuits_opened", "Times a handler was found to be away.", _SUB),),
     facts.CircuitClosed: (Count("circuits_closed", "Times it was back.", _SUB),),

@@ -36,6 +36,7 @@ class StoredMessage:
     next_attempt_at: datetime | None = None
     processed_at: datetime | None = None
     dead_lettered_at: datetime | None = None
+    let_go_at: datetime | None = None
     token: UUID | None = None
     claimed_until: datetime | None = None
 
@@ -43,6 +44,15 @@ class StoredMessage:
     def finished_at(self) -> datetime | None:
         """When it was processed or dead-lettered."""
         return self.processed_at or self.dead_lettered_at
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed, and is tried again."""
+        return self.next_attempt_at is not None
+
+    def hangs(self, now: datetime, longer: timedelta) -> bool:
+        """Whether it runs, and came into the queue ``longer`` ago."""
+        return self.claimed_until is not None and self.claimed_until > now and self.enqueued_at < now - longer
 
     def release(self, until: datetime | None = None) -> None:
         """Give up the claim. With ``until``, the message is not due before that time."""
@@ -100,11 +110,16 @@ class MemoryInbox:
         stored.row = stored.row._replace(
             ack_subject=row.ack_subject or stored.row.ack_subject, stream=row.stream, stream_seq=row.stream_seq
         )
-        key, done = stored.row.message_id, stored.finished_at is not None
+        key, done = stored.row.message_id, bool(stored.finished_at or stored.let_go_at)
         return Inserted(key, new=False, done=done, source_id=stored.row.source_id)
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
-        ready = [it for it in self._unfinished(subscription) if later or it.enqueued_at <= self.clock.now]
+        now = self.clock.now
+        ready = [
+            it
+            for it in self._unfinished(subscription)
+            if later or (it.enqueued_at <= now and it.next_attempt_at is None)
+        ]
         return min(len(ready), limit)
 
     # --- settle ---
@@ -178,10 +193,17 @@ class MemoryInbox:
     # --- audit ---
 
     async def overdue(
-        self, subscription: str, limit: int, waited: timedelta = timedelta(0), *, at_once: bool = False
+        self,
+        subscription: str,
+        limit: int,
+        waited: timedelta = timedelta(0),
+        *,
+        at_once: bool = False,
+        failed: bool | None = None,
     ) -> Sequence[UUID]:
         lost_before = self.clock.now - (timedelta(0) if at_once else self._grace + waited)
-        waiting = sorted(self._unfinished(subscription), key=lambda it: it.enqueued_at)
+        rows = [it for it in self._unfinished(subscription) if failed is None or it.failed is failed]
+        waiting = sorted(rows, key=lambda it: it.enqueued_at)
         lost = [it for it in waiting if it.enqueued_at < lost_before and self._is_free(it)][:limit]
         for stored in lost:
             stored.enqueued_at = self.clock.now
@@ -192,7 +214,7 @@ class MemoryInbox:
         waits = [
             it
             for it in self._unfinished(subscription)
-            if not due or it.next_attempt_at is None or it.next_attempt_at <= now
+            if it.let_go_at is None and (not due or it.next_attempt_at is None or it.next_attempt_at <= now)
         ]
         rows = sorted(waits, key=lambda it: (it.received_at, it.row.message_id))
         for first in range(0, len(rows), page):
@@ -209,9 +231,26 @@ class MemoryInbox:
         messages = [
             Finished(it.row.id, it.row.stream_seq, it.row.ack_subject, it.row.headers.get(MSG_ID))
             for it in self._of(subscription, stream)
-            if (it.finished_at and it.finished_at < before) or (on_receipt and it.received_at < before)
+            if any(at and at < before for at in (it.finished_at, it.let_go_at, on_receipt and it.received_at))
         ]
         return sorted((it for it in messages if after < it.stream_seq <= upto), key=lambda it: it.stream_seq)
+
+    # --- window ---
+
+    async def let_go(
+        self, subscription: str, keep: int, limit: int, hangs: timedelta | None = None
+    ) -> Sequence[str]:
+        now = self.clock.now
+        holding = [
+            it
+            for it in self._unfinished(subscription)
+            if it.let_go_at is None and (it.failed or (hangs is not None and it.hangs(now, hangs)))
+        ]
+        newest = sorted(holding, key=lambda it: it.received_at, reverse=True)
+        gone = newest[keep : keep + limit]
+        for stored in gone:
+            stored.let_go_at = now
+        return [it.row.ack_subject for it in gone]
 
     def _of(self, subscription: str, stream: str) -> Iterator[StoredMessage]:
         rows = self._rows.values()

@@ -92,7 +92,7 @@ class Database:
         for table, columns in (
             (
                 "inbox_messages",
-                "received_at enqueued_at next_attempt_at claimed_until processed_at dead_lettered_at",
+                "received_at enqueued_at next_attempt_at claimed_until processed_at dead_lettered_at let_go_at",
             ),
             ("outbox_events", "occurred_at available_at"),
             ("scheduled_runs", "claimed_until available_at"),

@@ -112,6 +112,7 @@ OUR_INBOX: dict[str, Column] = {
     "stepped_over": (BOOLEAN, NOT_NULL, "false"),
     "originals": (JSONB, NULL, None),
     "source_id": (UUID, NULL, None),
+    "let_go_at": (TIME, NULL, None),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -127,6 +128,8 @@ OUR_INBOX_INDEXES = {
     "idx_inbox_processed": "(processed_at) WHERE (processed_at IS NOT NULL)",
     "idx_inbox_source": "(source_id, subscription) WHERE (source_id IS NOT NULL)",
     "idx_inbox_order": f"(subscription, order_key, order_seq, message_id) WHERE {_HOLDS}",
+    "idx_inbox_holding": "(subscription, received_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL)"
+    " AND (let_go_at IS NULL) AND ((enqueued_at IS NULL) OR (next_attempt_at IS NOT NULL)))",
 }
 DEAD_LETTERS: dict[str, Column] = {
     "id": (BIGINT, NOT_NULL, "by default as identity"),
@@ -326,6 +329,8 @@ RULES = {
     " THEN 'snoozed'::text ELSE (incident).status END",
     "relay_is_free": "(((claimed_until IS NULL) OR (claimed_until < now()))"
     " AND ((next_attempt_at IS NULL) OR (next_attempt_at <= (now() + early))))",
+    "relay_is_held_up": "((num_nonnulls(dead_lettered_at, next_attempt_at) > 0)"
+    " OR ((claimed_until > now()) AND (enqueued_at < (now() - hangs))))",
     "relay_holds_key": "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))",
     "relay_exhausted": "((dead_letter_reason IS NULL) AND (attempts >= max_attempts))",
 }

@@ -189,6 +189,7 @@ class Subscription:
             facts=self.facts.append,
             order=self.order,
             numbers=self.numbers(**parts),
+            window=parts.get("window"),
             times=self.pull_times,
         )
 
@@ -220,6 +221,7 @@ class Subscription:
             dead_letters=self.dead_letters_of(publisher, parts.get("stored")),
             facts=self.facts.append,
             next_of_key=self.order and NextOfKey(self.order, self.consumer, self.enqueue),
+            window=parts.get("window"),
             lease=parts.get("lease", self.lease),
             circuit=parts.get("circuit"),
         )
@@ -265,6 +267,7 @@ class Subscription:
             numbers=self.numbers(**parts),
             limits=self.recovery_limits,
             on_receipt=self.settle == "inbox",
+            window=parts.get("window"),
         )
 
     def lossy(self) -> Lossy:

@@ -199,22 +199,29 @@ GUARDS = {
         "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         1_000,
-        {**BUSY, "limit": 1_000, "grace": GRACE},
+        {**BUSY, "limit": 1_000, "grace": GRACE, "failed": False},
     ),
     "long sweep": Guard(
         "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         5_000,
-        {**BUSY, "limit": 5_000, "grace": GRACE},
+        {**BUSY, "limit": 5_000, "grace": GRACE, "failed": False},
     ),
     "sweep beside a backlog": Guard(
         "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         10,
-        {**QUIET, "limit": 1_000, "grace": GRACE},
+        {**QUIET, "limit": 1_000, "grace": GRACE, "failed": False},
     ),
     "due messages": Guard("inbox/due", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
     "due messages beside a backlog": Guard("inbox/due", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
+    "let go": Guard(
+        "inbox/let_go",
+        {"idx_inbox_holding", "idx_inbox_sweep", "inbox_messages_pkey"},
+        10,
+        {**QUIET, "keep": 25, "limit": 1_000, "hangs": GRACE},
+        sorted=10,
+    ),
     "unfinished messages": Guard("inbox/unfinished", {"idx_inbox_sweep"}, 5_000, {**BUSY, "limit": 5_000}),
     # A page in the order of arrival ends within a batch, which is put in order by the ids.
     "waiting": Guard(

@@ -84,6 +84,19 @@ async def test_rows_lost_after_their_acknowledgement_come_back_and_are_handled(s
     assert len(await sub.rows()) == 5
 
 
+async def test_rows_let_go_before_they_were_handled_come_back_too(sub: Subscription) -> None:
+    """They were acknowledged while they waited, so JetStream delivers none of them again."""
+    ids = [await sub.received() for _ in range(3)]
+    for id in ids:
+        await sub.process(Handler.answering(503)).process(id)
+    await sub.consumer.ack(await sub.inbox.let_go(SUBSCRIPTION, 0, 10))
+    await sub.acked()
+    await lose_rows(sub, *ids)
+    assert await reconcile(sub, page=0) == 3
+    await sub.process(Handler()).process(ids[0])
+    assert (await sub.row(ids[0]))["processed_at"] is not None
+
+
 async def test_where_nothing_is_missing_nothing_is_taken_up(sub: Subscription) -> None:
     await handled(sub, 3)
     before, facts = await sub.rows(), len(sub.facts)

@@ -150,11 +150,17 @@ class PostgresInboxAdapter:
             return cursor.rowcount == 1
 
     async def overdue(
-        self, subscription: str, limit: int, waited: timedelta = timedelta(0), *, at_once: bool = False
+        self,
+        subscription: str,
+        limit: int,
+        waited: timedelta = timedelta(0),
+        *,
+        at_once: bool = False,
+        failed: bool | None = None,
     ) -> Sequence[UUID]:
         await self._forget_order(subscription)
         grace = timedelta(0) if at_once else self._grace + waited
-        terms = {"subscription": subscription, "limit": limit, "grace": grace}
+        terms = {"subscription": subscription, "limit": limit, "grace": grace, "failed": failed}
         async with self._pool.connection() as conn:
             return [message_id for (message_id,) in await query(conn, self._overdue, **terms)]
 
@@ -182,6 +188,13 @@ class PostgresInboxAdapter:
         async with self._pool.connection() as conn:
             rows = await query(conn, "inbox/finished", **where, on_receipt=on_receipt)
         return [Finished(*row) for row in rows]
+
+    async def let_go(
+        self, subscription: str, keep: int, limit: int, hangs: timedelta | None = None
+    ) -> Sequence[str]:
+        terms = {"subscription": subscription, "keep": keep, "limit": limit, "hangs": hangs}
+        async with self._pool.connection() as conn:
+            return [reply for (reply,) in await query(conn, "inbox/let_go", **terms)]
 
     async def _forget_order(self, subscription: str) -> None:
         """Release messages that wait because the subscription was ordered before. Looks once a minute."""

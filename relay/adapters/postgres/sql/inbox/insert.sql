@@ -31,7 +31,7 @@ ON CONFLICT (message_id) DO UPDATE
       AND known.source_id IS NOT DISTINCT FROM excluded.source_id
 RETURNING message_id,
           (xmax = 0) AS new,
-          (processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL) AS done,
+          (num_nonnulls(processed_at, dead_lettered_at, let_go_at) > 0) AS done,
           false AS parked,
           true AS runnable,
           source_id
