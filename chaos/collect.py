@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, LiteralString
 from uuid import UUID
@@ -19,7 +20,7 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from chaos.deployment import BESIDE, STREAM, TWIN_STREAM
+from chaos.deployment import BESIDE, LETTER_READER, LETTERS, STREAM, TWIN_STREAM
 from chaos.history import (
     Business,
     ConsumerEnd,
@@ -27,6 +28,7 @@ from chaos.history import (
     History,
     InboxState,
     Incident,
+    Letters,
     Noted,
     Operated,
     OutboxState,
@@ -94,16 +96,28 @@ SELECT coalesce(source_id, message_id)::text, coalesce(subscription, ''),
        attempts
 FROM inbox_messages
 WHERE subscription IS DISTINCT FROM 'audit' AND subscription IS DISTINCT FROM 'twin'
+  AND subscription IS DISTINCT FROM 'dead_letters'
 """
 _BESIDE: Final = """
 SELECT subscription, message_id::text, count(*) FROM chaos_beside GROUP BY subscription, message_id
 """
 _EFFECTS: Final = "SELECT message_id::text, source, key, place FROM chaos_effects ORDER BY place"
 _ASKED: Final = "SELECT 0, ids, extract(epoch FROM at)::float8 FROM audit_log WHERE action = 'schedule run'"
-_INCIDENTS: Final = (
-    "SELECT coalesce(originals ->> 'id', message_id::text), coalesce(subscription, ''), class, attempts"
-    " FROM dead_letters ORDER BY id"
-)
+_INCIDENTS: Final = """
+SELECT coalesce(originals ->> 'id', message_id::text), coalesce(subscription, ''), class, attempts
+FROM dead_letters
+WHERE class <> 'unconfirmed' AND subscription IS DISTINCT FROM 'dead_letters'
+ORDER BY id
+"""
+_LETTERS: Final = """
+SELECT count(*) FILTER (WHERE d.id IS NULL),
+       (SELECT count(*) FROM dead_letters WHERE class = 'unconfirmed')
+FROM inbox_messages AS i
+LEFT JOIN dead_letters AS d
+  ON d.message_id = i.message_id AND d.occurrence = i.requeues + 1 AND d.subscription = i.subscription
+     AND d.class <> 'unconfirmed'
+WHERE i.dead_lettered_at IS NOT NULL
+"""
 
 
 def settle(urls: Urls, nats_url: str, seconds: float = 120.0, cold: Path | None = None) -> bool:
@@ -137,7 +151,11 @@ def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = Non
     _write(history, _records(urls["shop"], _OUTBOX, OutboxState))
     _write(
         history,
-        (_archived_message(row) for row in archived(cold, "inbox") if row["subscription"] not in BESIDE),
+        (
+            _archived_message(row)
+            for row in archived(cold, "inbox")
+            if row["subscription"] not in (*BESIDE, LETTER_READER)
+        ),
     )
     _write(history, _records(urls["sea"], _INBOX, InboxState))
     for database in ("sea", "cases"):
@@ -145,7 +163,7 @@ def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = Non
     _write(history, _records(urls["sea"], _BESIDE, Noted))
     _write(history, _records(urls["sea"], _INCIDENTS, Incident))
     _write(history, _records(urls["sea"], _ASKED, _asked))
-    asyncio.run(_collect_stream(nats_url, history))
+    asyncio.run(_collect_stream(nats_url, urls["sea"], history))
 
 
 # --- what is still to come ---
@@ -231,7 +249,7 @@ def _write(history: History, records: Iterator[Record]) -> None:
     history.write(*chunk)
 
 
-async def _collect_stream(nats_url: str, history: History) -> None:
+async def _collect_stream(nats_url: str, sea: str, history: History) -> None:
     async for page in _stream(nats_url):
         history.write(
             *(
@@ -240,6 +258,8 @@ async def _collect_stream(nats_url: str, history: History) -> None:
             )
         )
     async with connect_once(nats_url) as js:
+        stored = (await js.stream_info(LETTERS)).state.messages
+        history.write(*_records(sea, _LETTERS, partial(Letters, stored)))
         for info in await js.consumers_info(STREAM):
             history.write(await _consumer_end(js, info))
 

@@ -23,6 +23,9 @@ CONSUMING: Final = "sea"
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
 STREAM: Final = "SHOP_EVENTS"
+#: The stream of dead letters, and a subscription on it that can read none of them: each letter dies once more.
+LETTERS: Final = "SEA_DLQ"
+LETTER_READER: Final = "dead_letters"
 #: The revisions of a made-up next release. The databases are upgraded to them during a run.
 NEXT_RELEASE: Final = Path(__file__).with_name("next_release")
 #: The archive of both, beside the configuration.
@@ -103,6 +106,14 @@ max_attempts = {max_attempts}
 backoff_initial = "{initial:g}s"
 backoff_max = "{most:g}s"
 """
+_LETTER_READER: Final = f"""
+[contexts.{CONSUMING}.dlq]
+max_age = "3h"
+[contexts.{CONSUMING}.subscriptions.{LETTER_READER}]
+stream = "{LETTERS}"
+filter_subject = "{CONSUMING}.dlq.>"
+handler = "{_HANDLER}"
+"""
 
 
 def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS, replicas: int = 1) -> None:
@@ -114,9 +125,8 @@ def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS,
     cold.mkdir(exist_ok=True)
     contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
     contexts = contexts.replace('max_age = "3h"', f'max_age = "3h"\nreplicas = {replicas}')
-    path.write_text(
-        contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source) + _beside()
-    )
+    subscriptions = "".join(_subscription(source, service_url, max_attempts) for source in Source)
+    path.write_text(contexts + subscriptions + _beside() + _LETTER_READER)
 
 
 def _beside() -> str:

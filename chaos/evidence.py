@@ -16,9 +16,11 @@ from chaos.history import (
     ConsumerEnd,
     Effect,
     Fault,
+    Forged,
     Hostile,
     InboxState,
     Incident,
+    Letters,
     Lost,
     Noted,
     Operated,
@@ -58,6 +60,8 @@ class Evidence:
     consumers: list[ConsumerEnd] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     hostile: list[Hostile] = field(default_factory=list)
+    forged: list[Forged] = field(default_factory=list)
+    letters: list[Letters] = field(default_factory=list)
     operated: list[Operated] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
     twins: list[Twins] = field(default_factory=list)
@@ -83,6 +87,8 @@ _LISTS: Final[dict[type[Any], str]] = {
     ConsumerEnd: "consumers",
     Lost: "lost",
     Hostile: "hostile",
+    Forged: "forged",
+    Letters: "letters",
     Operated: "operated",
     Ran: "ran",
     Twins: "twins",

@@ -188,6 +188,7 @@ def _people() -> list[Kind]:
         Kind("failing-messages", producer, operators.failing),
         Kind("hostile-messages", _but_in("cluster", "nats"), hostile.hostile_messages),
         Kind("same-ids", producer, twins.same_ids),
+        Kind("forged-letters", _but_in("cluster", "nats"), hostile.forged_letters),
         Kind("operator-commands", _only("operator"), operators.commanded),
         Kind("archive", _only("operator"), archive.archived),
         Kind("handler-away", _only("service"), operators.away, _WHOLE, at_least=_AWAY_SECONDS),

@@ -259,6 +259,23 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
+class Forged:
+    """How many letters somebody else put into the stream of dead letters: forged ones, and under foreign ids."""
+
+    fault: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """What dead letters became: messages of their stream, dead rows without an incident, unconfirmed incidents."""
+
+    stored: int
+    unrecorded: int
+    unconfirmed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operated:
     """What an operator did: replay | requeue, with events or messages; run, with jobs."""
 
@@ -278,8 +295,12 @@ class Ran:
     done: bool
 
 
-WrittenInRun: TypeAlias = Operation | Fault | Begun | Call | Sample | Lost | Hostile | Twins | Operated | Ran
-ReadAtEnd: TypeAlias = Business | OutboxState | Stored | InboxState | Effect | Noted | Incident | ConsumerEnd
+WrittenInRun: TypeAlias = (
+    Operation | Fault | Begun | Call | Sample | Lost | Hostile | Forged | Twins | Operated | Ran
+)
+ReadAtEnd: TypeAlias = (
+    Business | OutboxState | Stored | InboxState | Effect | Noted | Incident | Letters | ConsumerEnd
+)
 Record: TypeAlias = WrittenInRun | ReadAtEnd
 
 

@@ -27,6 +27,7 @@ _CALM: Final = 20.0
 _ELSEWHERE: Final = (
     *("service-", "poison-rows", "future-rows", "handler-hang", "handler-away", "hostile-messages"),
     "same-ids",
+    "forged-letters",
 )
 _OTHER_LINKS: Final = frozenset({"worker-service", "service-postgres", "producer-postgres"})
 

@@ -43,9 +43,13 @@ _PUBLISHED: Final = """
 SELECT id::text, id::text FROM outbox_events
 WHERE published_at > now() - interval '30 s' ORDER BY random() LIMIT %s
 """
-_DEAD: Final = """
+_OPEN: Final = """
 SELECT id::text, coalesce(originals ->> 'id', message_id::text)
 FROM dead_letters WHERE status = 'open' ORDER BY random() LIMIT %s
+"""
+_DEAD: Final = """
+SELECT id::text, coalesce(originals ->> 'id', message_id::text) FROM dead_letters
+WHERE status = 'open' AND class <> 'unconfirmed' AND subscription <> 'dead_letters' ORDER BY random() LIMIT %s
 """
 _HOLD: Final = "SELECT (SELECT count(*) FROM outbox_events), (SELECT count(*) FROM inbox_messages)"
 _UPKEEP: Final = ("REINDEX TABLE CONCURRENTLY", "VACUUM")
@@ -69,7 +73,7 @@ def _dlq_requeue(stage: Stage) -> Sequence[str]:
 
 
 def _dlq_discard(stage: Stage) -> Sequence[str]:
-    ids = _chosen(stage, "discard", CONSUMING, _DEAD)
+    ids = _chosen(stage, "discard", CONSUMING, _OPEN)
     return ("dlq", "discard", *ids, "--context", CONSUMING, *_NOTE) if ids else ()
 
 

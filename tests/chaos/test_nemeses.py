@@ -597,6 +597,13 @@ def test_hostile_messages_are_in_the_stream_where_their_record_says(rig: Rig, in
     assert store.last_sequence(rig) >= max(message.seq for message in found)
 
 
+def test_forged_letters_are_in_the_stream_of_dead_letters(rig: Rig, inject: Any) -> None:
+    wait_for("something is received", lambda: [*collect._rows(rig.urls["sea"], "SELECT 1 FROM inbox_messages")])
+    inject("forged-letters")()
+    [done] = records(rig).forged
+    assert done.count > 0
+
+
 @pytest.mark.soak
 def test_operators_commands_end_and_say_how(rig: Rig, inject: Any, notes: list[str]) -> None:
     wait_for("something is published", lambda: published(rig) > 10)
