@@ -19,6 +19,7 @@ from relay.domain.facts import CircuitClosed, CircuitOpened
 from relay.domain.model import Away, HandlerResult
 from relay.domain.retry import Backoff
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed
+from tests.integration.publishing import open_backlog_reader
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -296,3 +297,13 @@ async def test_in_an_ordered_subscription_a_head_is_tried(there: Circuits) -> No
     assert probe in ids[:3]
     await there.call([probe])
     assert not await there.is_open()
+
+
+async def test_operators_see_which_handlers_are_away(there: Circuits) -> None:
+    async with open_backlog_reader(there.sub.url) as reader:
+        assert (await reader.backlogs()).away == []
+        await there.until_open(await received(there.sub, 4))
+        [found] = (await reader.backlogs()).away
+        assert [found.subscription] == [it.subscription for it in await reader.away()]
+        assert (found.subscription, found.reason) == (SUBSCRIPTION, "HTTP 503")
+        assert found.seconds >= 0
