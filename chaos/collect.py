@@ -39,7 +39,7 @@ from chaos.history import (
 from relay.adapters.jetstream.connection import NatsConnection, connect_once
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.commands.reconcile import Stored as StoredMessage
-from relay.domain.errors import Outage
+from relay.domain.errors import BrokerUnreachable, Outage
 
 Urls = Mapping[str, str]
 
@@ -47,6 +47,8 @@ _POLL_SECONDS: Final = 1.0
 #: Messages of the stream that are read at once, and records that are written at once.
 _PAGE: Final = 10_000
 _CHUNK: Final = 1_000
+#: How long a page of the stream is asked for again.
+_READ_SECONDS: Final = 60.0
 
 _UNPUBLISHED: Final = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND dead_at IS NULL"
 #: What must be none, by database.
@@ -271,7 +273,19 @@ async def _stream(nats_url: str) -> AsyncIterator[Sequence[StoredMessage]]:
         if state is None:
             return
         for first in range(state.first_seq, state.last_seq + 1, _PAGE):
-            yield await auditor.stored(STREAM, first, min(first + _PAGE - 1, state.last_seq))
+            yield await _page(auditor, first, min(first + _PAGE - 1, state.last_seq))
+
+
+async def _page(auditor: NatsStreamAuditor, first: int, last: int) -> Sequence[StoredMessage]:
+    """Read a page, again if that was cut short: a cluster may just elect another leader of what is read."""
+    deadline = time.monotonic() + _READ_SECONDS
+    while True:
+        try:
+            return await auditor.stored(STREAM, first, last)
+        except BrokerUnreachable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 @asynccontextmanager
