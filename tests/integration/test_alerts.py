@@ -18,7 +18,6 @@ from nats.js.errors import NotFoundError
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.connection import connect_once
 from relay.adapters.postgres.alerts import PostgresAlerts
-from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.sql import statement
 from relay.adapters.webhook import Webhook
@@ -28,8 +27,6 @@ from relay.domain.alerts import AlertClass, Condition
 from relay.domain.errors import AlertRefused
 from relay.domain.facts import AlertFailed, AlertRaised, Fact
 from relay.domain.findings import Diagnosis, Examined, Finding, error, warning
-from relay.domain.incidents import Letter
-from relay.domain.policies import DeadLetterClass
 from relay.settings import Settings
 from scheduler.alerts import ConditionTick
 from tests.clock import Clock
@@ -94,24 +91,28 @@ class Office:
         async with self.pool.connection() as conn, conn.transaction():
             await conn.execute(statement(name), parameters)
 
-    async def dead_letters(self, count: int = 1, **values: Any) -> list[int]:
-        letters = [
-            Letter(
-                **{
-                    "message_id": uuid4(),
-                    "subscription": "inward",
-                    "subject": "a.b",
-                    "kind": DeadLetterClass.POISON,
-                    "reason": "HTTP 422: no",
-                    "original": b'{"iban": "DE02"}',
-                    "letter_stream": "SEA_DLQ",
-                    "letter_seq": 1,
-                    **values,
-                }
-            )
-            for _ in range(count)
-        ]
-        return [it.id for it in await PostgresIncidents(self.pool.connection).record(letters)]
+    async def dead_letters(
+        self,
+        count: int = 1,
+        *,
+        message_id: UUID | None = None,
+        subscription: str = "inward",
+        reason: str = "HTTP 422: no",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Incidents, as they are recorded."""
+        await self.run(
+            "INSERT INTO dead_letters"
+            " (message_id, subscription, subject, event_type, class, reason, headers, original)"
+            " SELECT coalesce(%(id)s, gen_random_uuid()), %(subscription)s, 'a.b', 'opened', 'poison', %(reason)s,"
+            " %(headers)s::jsonb, %(original)s FROM generate_series(1, %(count)s)",
+            id=message_id,
+            subscription=subscription,
+            reason=reason,
+            headers=json.dumps(headers or {}),
+            original=b'{"iban": "DE02"}',
+            count=count,
+        )
 
     def raised(self) -> list[AlertRaised]:
         return [fact for fact in self.facts if isinstance(fact, AlertRaised)]
@@ -143,7 +144,7 @@ async def failed_task(office: Office, id: UUID) -> None:
 
 async def failed_run(office: Office, id: UUID) -> None:
     [[at]] = await office.run(RUN, id=id, token=id)
-    how = {"state": "failed", "error": "HTTP 500", "delay": timedelta()}
+    how = {"state": "failed", "error": "HTTP 500", "delay": timedelta(), "uncounted": 0}
     await office.do("schedule/settle_run", job="close", scheduled_for=at, token=id, **how)
 
 
