@@ -144,6 +144,7 @@ def _beside() -> str:
             settle="inbox",
             handler=_HANDLER_BESIDE,
             timeout=CALL_SECONDS[Source.PYTHON],
+            window=WINDOW[Source.PYTHON],
             initial=BACKOFF[0],
             most=BACKOFF[1],
             max_attempts=_WITHOUT_END,
