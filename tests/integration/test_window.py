@@ -13,6 +13,7 @@ import pytest
 from consumer.window import Window, WindowTimes
 from relay.devstack import NatsServer
 from relay.domain.facts import MessagesLetGo
+from relay.ports import Delivery
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription, subscribed
 from tests.waiting import eventually
 
@@ -58,6 +59,15 @@ async def taken(sub: Subscription, **parts: Any) -> None:
             await let.relieve()
 
 
+async def holds(sub: Subscription, places: int) -> None:
+    """Wait until so many places of the window are taken: an acknowledgement has no answer to wait for."""
+
+    async def taken_up() -> bool:
+        return await sub.unacked() == places
+
+    await eventually(f"{places} places are taken", taken_up)
+
+
 async def let_go(sub: Subscription) -> list[UUID]:
     rows = await sub.query("SELECT message_id FROM inbox_messages WHERE let_go_at IS NOT NULL ORDER BY stream_seq")
     return [row["message_id"] for row in rows]
@@ -75,7 +85,7 @@ async def test_the_oldest_above_the_bound_leave_and_others_come(sub: Subscriptio
     sent = await failed(sub, 3 * SIZE, window=window(sub))
     assert len(await sub.rows()) == 3 * SIZE
     assert await let_go(sub) == sent[:-HALF]
-    assert await sub.unacked() == HALF
+    await holds(sub, HALF)
     assert sum(it.count for it in sub.facts if isinstance(it, MessagesLetGo)) == 3 * SIZE - HALF
 
 
@@ -83,7 +93,7 @@ async def test_failures_in_a_process_make_room_without_anybody_asking(sub: Subsc
     ours = window(sub, times=WindowTimes(pause=0.0))
     await failed(sub, SIZE, window=ours)
     await ours.end()
-    assert await sub.unacked() == HALF
+    await holds(sub, HALF)
 
 
 async def test_signals_are_sent_only_for_those_that_hold_a_place(sub: Subscription) -> None:
@@ -98,9 +108,14 @@ async def test_a_redelivery_of_one_that_left_is_no_new_message_and_leaves_again(
     assert await sub.unacked() == SIZE
     before = await sub.row(sent[0])
     await sub.consumer.nak([before["ack_subject"]], timedelta())
-    again = await eventually("it is delivered again", sub.fetch)
+
+    async def comes_again() -> list[Delivery]:
+        """On a slow machine others may be delivered again as well."""
+        return [it for it in await sub.fetch() if it.stream_seq == before["stream_seq"]]
+
+    again = await eventually("it is delivered again", comes_again)
     assert await sub.pull().accept(again) == 0
-    assert await sub.unacked() == SIZE - 1
+    await holds(sub, SIZE - 1)
     after = await sub.row(sent[0])
     assert after["ack_subject"] != before["ack_subject"]
     assert [after[it] for it in ("attempts", "let_go_at")] == [before[it] for it in ("attempts", "let_go_at")]
@@ -110,7 +125,7 @@ async def test_a_lost_acknowledgement_is_sent_again(sub: Subscription) -> None:
     await failed(sub, SIZE, window=window(sub, consumer=sub.lossy()))
     await sub.query("UPDATE inbox_messages SET let_go_at = let_go_at - interval '2 seconds'")
     await sub.recovery(window=window(sub)).recover()
-    assert await sub.unacked() == HALF
+    await holds(sub, HALF)
 
 
 @pytest.mark.parametrize(("size", "kept"), [(16, 8), (2, 1), (1, 0), (-1, 10)])
@@ -120,7 +135,7 @@ async def test_the_bound_follows_the_server(sub: Subscription, size: int, kept: 
     info = await sub.js.consumer_info(sub.stream, "down")
     await sub.js.add_consumer(sub.stream, replace(info.config, max_ack_pending=size))
     await window(sub).relieve()
-    assert await sub.unacked() == kept
+    await holds(sub, kept)
 
 
 async def test_while_it_is_kept_everything_keeps_its_place(sub: Subscription) -> None:
@@ -135,7 +150,7 @@ async def test_several_processes_share_the_bound(sub: Subscription, several: int
     both = [window(sub) for _ in range(several)]
     for one in both:
         await one.relieve()
-    assert await sub.unacked() == HALF
+    await holds(sub, HALF)
 
 
 @pytest.mark.parametrize("state", ["retried", "dead"])
@@ -163,7 +178,7 @@ async def test_calls_that_hang_give_way_only_when_the_window_is_full(sub: Subscr
     ours = window(sub)
     assert await ours.relieve() == 0
     await ours.seen(await sub.consumer.state())
-    assert await sub.unacked() == HALF
+    await holds(sub, HALF)
 
 
 @pytest.mark.parametrize("failed_head", ["block", "park", "skip"])
