@@ -102,7 +102,7 @@ async def test_a_message_whose_dead_letter_is_still_being_settled_is_not_requeue
     await desk.sub.query("UPDATE inbox_messages SET dead_lettered_at = NULL")
     assert codes(await desk.incidents.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
     row = await desk.sub.row(message_id)
-    assert (row["dead_letter_reason"], row["requeues"]) == ("why", 0)
+    assert (row["dead_letter_reason"], row["requeues"]) == ("HTTP 422: why", 0)
 
 
 async def test_an_incident_of_an_earlier_death_does_not_wake_a_later_one(desk: Desk) -> None:

@@ -99,6 +99,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_holds_back": _CALLED_BY_RELAY,
     "relay_exhausted": _CALLED_BY_RELAY,
     "relay_is_held_back": _CALLED_BY_RELAY,
+    "relay_is_held_up": _CALLED_BY_RELAY,
     "relay_is_free": _CALLED_BY_RELAY,
     "relay_holds_key": _CALLED_BY_RELAY,
     "relay_head": _CALLED_BY_RELAY,

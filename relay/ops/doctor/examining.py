@@ -120,6 +120,8 @@ class Examination:
         found = [it for check in databases.CHECKS for it in check(place, state)]
         if not state.tables.pending:
             found += await self._backlogs(place, context)
+        # A probe has less patience than a person, and no restart mends these.
+        if not state.tables.pending and self._needs is None:
             found += await self._producer(place, context)
         if context.pooler is not None:
             places = [await database_inspection.place(url) for url in (context.pooler, context.database)]
@@ -202,12 +204,12 @@ class Examination:
                 yield movement
 
     async def _producer(self, place: str, context: ContextSettings) -> Sequence[Finding]:
-        """What the outbox knows, unless only one kind of process asks: a probe has less patience than a person."""
+        """What the outbox knows, beside what its numbers and its stream say."""
         async with connected(context.database, "health") as source:
-            found = [*await producers.sequences(place, source)]
-            if self._needs is None:
-                found += await producers.restored(self._settings, context, source)
-        return found
+            return [
+                *await producers.sequences(place, source),
+                *await producers.restored(self._settings, context, source),
+            ]
 
     async def _archive(self, context: ContextSettings) -> Answer:
         """Ask the place of the archive for a name that is never there."""
