@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import redis
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, StreamConfig
 
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.connection import connect_once
@@ -332,6 +332,18 @@ def test_a_worker_that_runs_and_does_not_beat_is_an_error(servers: Servers) -> N
             client.zincrby(f"{NAMESPACE}:members:beats", -60_000, "silent")
         assert "its event loop hangs" in servers.errors()["MEMBER_SILENT"].text
         worker.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("stream", "durable"),
+    [("FLT_EVENTS", "flt__former"), ("RELAY_ADVISORIES", "relay__FLT_EVENTS__flt__former")],
+)
+def test_a_consumer_that_a_rename_left_behind_is_found(servers: Servers, stream: str, durable: str) -> None:
+    config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT)
+    servers.jetstream(lambda js: js.add_consumer(stream, config))
+    servers.jetstream(lambda js: js.add_consumer("FLT_EVENTS", replace(config, durable_name="another__service")))
+    found = [it.subject for it in servers.findings(close=True) if it.code == "CONSUMER_LEFT"]
+    assert found == [f"consumer {stream}/{durable}"]
 
 
 # --- no fault ---

@@ -194,6 +194,43 @@ GUARDS = {
         sorted=0,
         planned=True,
     ),
+    # Whether backlogs move: a few rows of each lane, subscription and queue, and those that were finished last.
+    "movement of events": Guard(
+        "outbox/moving",
+        {"idx_outbox_published", "idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"},
+        8_000,
+        {"looked": 2_000, "counted": 50, "dead_head_blocks": False},
+        sorted=8_000,
+    ),
+    "movement of messages": Guard(
+        "inbox/moving",
+        {"idx_inbox_processed", "idx_inbox_sweep"},
+        8_000,
+        {"looked": 2_000, "counted": 2_000, "bound": GRACE},
+        sorted=8_000,
+    ),
+    "movement of tasks": Guard(
+        "tasks/moving",
+        {"idx_task_finished", "idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_running"},
+        20_000,
+        {"looked": 2_000, "counted": 2_000, "parts": 200, "bound": GRACE},
+        sorted=20_000,
+    ),
+    "failing handlers": Guard(
+        "inbox/failing",
+        {"idx_inbox_failing"},
+        4_000,
+        {"looked": 2_000, "counted": 2_000, "bound": GRACE},
+        sorted=4_000,
+    ),
+    "refused events": Guard("outbox/refused", {"idx_outbox_failed"}, 4_000, {"counted": 2_000}, sorted=4_000),
+    "unrecorded letters": Guard(
+        "inbox/unrecorded",
+        {"idx_inbox_dead_lettered"},
+        4_000,
+        {"counted": 2_000, "bound": GRACE},
+        sorted=4_000,
+    ),
     "unfinished": Guard("inbox/open", {"idx_inbox_sweep"}, 10, {"subscriptions": ["busy", "quiet"]}),
     "sweep": Guard(
         "inbox/overdue",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, PersistMode, StorageType, StreamInfo
 from nats.js.errors import NotFoundError
@@ -80,6 +81,19 @@ class DurableState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherConsumer:
+    """A durable consumer of a stream that no subscription names, and that nobody reads now.
+
+    It has ``waiting`` messages. ``idle_seconds``: since it last delivered one, or was made.
+    """
+
+    stream: str
+    durable: str
+    waiting: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
     """The server, and by name the streams and consumers that were asked for; None for one that is missing.
 
@@ -97,6 +111,8 @@ class BrokerState:
     streams: Mapping[str, StreamState | None] = field(default_factory=dict)
     consumers: Mapping[str, DurableState | None] = field(default_factory=dict)
     answering: Sequence[tuple[str, str]] = ()
+    others: Sequence[OtherConsumer] = ()
+    unlisted: bool = False
 
 
 async def look(
@@ -106,10 +122,13 @@ async def look(
     queried: Sequence[str],
     monitor: str | None,
     read: Collection[str] = (),
+    *,
+    others: bool = False,
 ) -> BrokerState:
     """Ask for the declared streams and consumers, and for the streams that are read. Raises nats-py's errors.
 
-    ``read``: the consumers, as ``stream/durable``, of whose messages we may read the first that was not delivered.
+    ``others``: whether to list the consumers of the streams, which takes a right more. ``read``: the consumers, as
+    ``stream/durable``, of whose messages we may read the first that was not delivered.
 
     ``monitor``: the address of the server's monitoring. Only monitoring tells when the server writes to the disk.
     """
@@ -117,6 +136,7 @@ async def look(
     declared: dict[str, StreamSpec | None] = {spec.name: spec for spec in streams}
     states = {name: await _stream(js, name, spec) for name, spec in _with_read(declared, consumers).items()}
     client = js._nc  # noqa: SLF001 - the context hides its client
+    listed = await _others(js, states, {full_name(spec) for spec in consumers}) if others else []
     version, (interval, unseen) = client.connected_server_version, await _sync(monitor)
     return BrokerState(
         version=(version.major, version.minor, version.patch),
@@ -128,6 +148,8 @@ async def look(
         streams=states,
         consumers={full_name(spec): await _consumer(js, spec, read) for spec in consumers},
         answering=await _answering(js, queried),
+        others=listed or (),
+        unlisted=listed is None,
     )
 
 
@@ -198,6 +220,30 @@ async def _consumer(js: JetStreamContext, spec: ConsumerSpec, read: Collection[s
         paused=bool(info.paused),
         differences=compare_consumer(spec, info.config),
     )
+
+
+async def _others(
+    js: JetStreamContext, streams: Mapping[str, StreamState | None], known: Collection[str]
+) -> Sequence[OtherConsumer] | None:
+    """The consumers that nobody of ours names and nobody reads, 256 of a stream; None if we may not ask."""
+    found, now = list[OtherConsumer](), datetime.now(UTC)
+    for name in [name for name, state in streams.items() if state is not None]:
+        try:
+            listed = await js.consumers_info(name)
+        except (nats.errors.Error, TimeoutError):
+            return None
+        for info in listed:
+            durable = info.config.durable_name
+            waiting = (info.num_pending or 0) + (info.num_ack_pending or 0)
+            if durable is None or f"{name}/{durable}" in known or info.num_waiting or info.push_bound:
+                continue
+            last = (info.delivered.last_active if info.delivered else None) or info.created
+            found.append(
+                OtherConsumer(
+                    stream=name, durable=durable, waiting=waiting, idle_seconds=(now - last).total_seconds()
+                )
+            )
+    return found
 
 
 async def _age(js: JetStreamContext, spec: ConsumerSpec, seq: int, now: datetime) -> float:

@@ -229,7 +229,13 @@ class Examination:
         try:
             async with jetstream(settings) as js:
                 state = await broker_inspection.look(
-                    js, settings.streams(), settings.consumers(), settings.queried(), monitor, read
+                    js,
+                    settings.streams(),
+                    settings.consumers(),
+                    settings.queried(),
+                    monitor,
+                    read,
+                    others=self._close,
                 )
         except (nats.errors.Error, TimeoutError) as failure:
             found = error("BROKER_UNREACHABLE", "nats", f"JetStream does not answer: {failure}", "see its log")

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from relay.adapters.jetstream.inspection import BrokerState, StreamState
+from relay.adapters.jetstream.inspection import BrokerState, OtherConsumer, StreamState
 from relay.adapters.jetstream.topology import Difference
 from relay.domain.findings import Finding, error, unknown, warning
-from relay.domain.topology import covers, subjects_overlap
+from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
 #: The first safe version. In older ones recovery after a crash may drop acknowledged messages.
@@ -24,6 +24,8 @@ _TOLD: Final = frozenset({"storage", "persist_mode", "discard"})
 _USUAL_PAYLOAD: Final = 1024**2
 #: From this part of a limit on, a stream is called full. Then it refuses events, and they wait in the outbox.
 _FULL: Final = 0.9
+#: A consumer of others that was not read for so long, in seconds, and for which messages wait.
+_ABANDONED_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,26 @@ def duplicate_window(broker: Broker) -> Iterator[Finding]:
                 )
 
 
+def left_behind(broker: Broker) -> Iterator[Finding]:
+    """No consumer was left behind by a rename of a context, subscription or durable."""
+    if broker.state.unlisted:
+        text = "the consumers of its streams cannot be listed: one that a rename left behind is not seen"
+        yield unknown("CONSUMERS_UNKNOWN", _SERVER, text, "grant it: publish $JS.API.CONSUMER.LIST.*")
+    for it in broker.state.others:
+        ours = _durable(it).startswith(tuple(f"{name}__" for name in broker.contexts))
+        if ours or (it.waiting and it.idle_seconds > _ABANDONED_S):
+            text = f"nobody reads it, and relay.toml does not name it; {it.waiting} messages wait for it"
+            subject, remedy = f"consumer {it.stream}/{it.durable}", "if a rename left it behind: nats consumer rm"
+            yield warning("CONSUMER_LEFT", subject, text, remedy)
+
+
+def _durable(consumer: OtherConsumer) -> str:
+    """The durable of a subscription, also if this consumer reads the advisories about it."""
+    if consumer.stream != RELAY_ADVISORIES.name:
+        return consumer.durable
+    return consumer.durable.removeprefix("relay__").partition("__")[2]
+
+
 def denials(broker: Broker) -> Iterator[Finding]:
     """An operator may delete what must not be in a stream."""
     for stream in broker.streams:
@@ -256,7 +278,7 @@ def retention(broker: Broker) -> Iterator[Finding]:
 
 
 CHECKS: Final = (version, disk, presence, subjects, coverage, keeping, answers, space)
-CLOSE_CHECKS: Final = (differences, denials, duplicate_window, acknowledgement, payload, retention)
+CLOSE_CHECKS: Final = (differences, left_behind, denials, duplicate_window, acknowledgement, payload, retention)
 
 
 def _subscription(sub: SubscriptionSettings) -> str:
