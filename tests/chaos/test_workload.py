@@ -319,5 +319,11 @@ def test_a_system_that_has_work_left_is_not_drained(urls: dict[str, str], own_na
 
 async def create_stream(url: str) -> None:
     client = await nats.connect(url)
-    await client.jetstream().add_stream(name=deployment.STREAM, subjects=["shop.event.>"])
+    streams = {
+        deployment.STREAM: "shop.event.>",
+        deployment.TWIN_STREAM: "sea.event.>",
+        deployment.LETTERS: "sea.dlq.>",
+    }
+    for name, subject in streams.items():
+        await client.jetstream().add_stream(name=name, subjects=[subject])
     await client.close()
