@@ -17,7 +17,6 @@ from uuid import UUID
 
 from relay.adapters.postgres.shared_transactions import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions
-from relay.concurrency import is_ours
 from relay.domain.errors import TransactionBroken
 from relay.domain.model import HandlerResult
 from relay.execution.calls import SETTLED, Calls, PreparedCall, answer, answered, timed_out
@@ -87,15 +86,11 @@ class Batch:
                 for member in self._members:
                     if not self._next():
                         break
-                    result = await answered(_step_async(shared, member), seconds, member)
+                    result = await answered(_step_async(shared, member), seconds)
                     late = result is not SETTLED and time.monotonic() - self._since >= seconds
-                    if late and not result.detail.startswith(timed_out(seconds).detail):
-                        result = await member.late(seconds)
-                    self._judge(member, result, shared, late=late)
+                    self._judge(member, timed_out(seconds) if late else result, shared, late=late)
                 await shared.settle([member.id for member in self._written], self._token)
-        except BaseException as error:
-            if is_ours(error):
-                raise
+        except Exception as error:
             return self._lost(error)
         return self._kept()
 
@@ -164,9 +159,6 @@ class Batch:
                 return running.result()
             if time.monotonic() >= self._since + seconds and (outcome := self._abandon(seconds)) is not None:
                 await asyncio.to_thread(self._end)
-                for member in self._members[: outcome.begun]:
-                    if outcome.answers.get(member.id) == timed_out(seconds):
-                        outcome.answers[member.id] = await member.late(seconds)
                 return outcome
 
     def _abandon(self, seconds: float) -> BatchOutcome | None:
@@ -223,7 +215,7 @@ def _step(shared: SharedTransaction, member: PreparedCall) -> HandlerResult:
         with member.context.use(), shared.step() as transaction:
             member.write(transaction)
     except BaseException as error:
-        return member.failed(error)
+        return answer(error)
     return SETTLED
 
 

@@ -7,7 +7,6 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from pathlib import Path
@@ -96,12 +95,12 @@ def beats_in(directory: Path) -> Mapping[str, Beat]:
 
 
 def stuck_loop(loop: asyncio.AbstractEventLoop, seconds: float = _ANSWER_S) -> Sequence[str]:
-    """Whether the event loop of this process does not answer another thread, or has ended."""
-    answer: Future[None] = Future()
+    """Whether the event loop of this process does not answer another thread."""
+    answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
     try:
-        loop.call_soon_threadsafe(answer.set_result, None)
         answer.result(seconds)
-    except (FutureTimeout, RuntimeError):  # it hangs, or is closed
+    except FutureTimeout:
+        answer.cancel()
         return ["event loop"]
     return []
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
+from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, insert
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
@@ -39,13 +40,14 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         if not rows:
             return []
-        places: dict[UUID, int] = {}
+        place: dict[UUID, int] = {}
         for row in rows:
-            places[row.id] = min(row.stream_seq, places.get(row.id, row.stream_seq))
+            place[row.message_id] = min(row.stream_seq, place.get(row.message_id, row.stream_seq))
         numbered = [(row.consumer_seq, row.stream_seq) for row in rows if row.consumer_seq is not None]
         async with self._pool.connection() as conn, conn.transaction():
             mark = await _move(conn, rows[0].subscription, rows[0].stream, lambda mark: mark.received(numbered))
-            return await insert(conn, "inbox/insert_ordered", rows, places, mark=mark.stream_seq)
+            more = {"mark": mark.stream_seq, "order_seq": array.of_plain(place.values())}
+            return await insert(conn, "inbox/insert_ordered", rows, **more)
 
     async def _forget_order(self, subscription: str) -> None:
         """Do nothing: this subscription is ordered."""
