@@ -28,6 +28,7 @@ from chaos.promises import (
 )
 from chaos.recovery import recovered
 from chaos.repeats import repeated
+from chaos.views import seen_by_each
 
 
 def judge(
@@ -57,6 +58,7 @@ def judge(
         repeated(evidence, ledger),
         fairly_shared(evidence, ledger),
         one_at_a_time(evidence),
+        seen_by_each(evidence, ledger),
     ]
     return [
         _meaningful(evidence, ledger, faults_expected),

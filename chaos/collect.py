@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, LiteralString
 from uuid import UUID
@@ -19,7 +20,7 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from chaos.deployment import STREAM
+from chaos.deployment import BESIDE, LETTER_READER, LETTERS, STREAM, TWIN_STREAM
 from chaos.history import (
     Business,
     ConsumerEnd,
@@ -27,6 +28,8 @@ from chaos.history import (
     History,
     InboxState,
     Incident,
+    Letters,
+    Noted,
     Operated,
     OutboxState,
     Record,
@@ -78,7 +81,7 @@ _WAITING: Final[tuple[tuple[str, str, LiteralString], ...]] = (
     ),
 )
 _PUBLISHED: Final = "SELECT id FROM outbox_events WHERE published_at IS NOT NULL"
-_RECEIVED: Final = "SELECT message_id FROM inbox_messages"
+_RECEIVED: Final = "SELECT coalesce(source_id, message_id) FROM inbox_messages WHERE subscription <> 'twin'"
 
 _BUSINESS: Final = "SELECT event_id::text, key, place FROM chaos_business"
 _OUTBOX: Final = """
@@ -88,18 +91,35 @@ SELECT id::text,
 FROM outbox_events
 """
 _INBOX: Final = """
-SELECT message_id::text, coalesce(subscription, ''),
+SELECT coalesce(source_id, message_id)::text, coalesce(subscription, ''),
        CASE WHEN processed_at IS NOT NULL THEN 'processed'
             WHEN dead_lettered_at IS NOT NULL THEN 'dead-lettered'
             ELSE 'open' END,
        attempts
 FROM inbox_messages
+WHERE subscription IS DISTINCT FROM 'audit' AND subscription IS DISTINCT FROM 'twin'
+  AND subscription IS DISTINCT FROM 'dead_letters'
+"""
+_BESIDE: Final = """
+SELECT subscription, message_id::text, count(*) FROM chaos_beside GROUP BY subscription, message_id
 """
 _EFFECTS: Final = "SELECT message_id::text, source, key, place FROM chaos_effects ORDER BY place"
 _ASKED: Final = "SELECT 0, ids, extract(epoch FROM at)::float8 FROM audit_log WHERE action = 'schedule run'"
-_INCIDENTS: Final = (
-    "SELECT message_id::text, coalesce(subscription, ''), class, attempts FROM dead_letters ORDER BY id"
-)
+_INCIDENTS: Final = """
+SELECT coalesce(originals ->> 'id', message_id::text), coalesce(subscription, ''), class, attempts
+FROM dead_letters
+WHERE class <> 'unconfirmed' AND subscription IS DISTINCT FROM 'dead_letters'
+ORDER BY id
+"""
+_LETTERS: Final = """
+SELECT count(*) FILTER (WHERE d.id IS NULL),
+       (SELECT count(*) FROM dead_letters WHERE class = 'unconfirmed')
+FROM inbox_messages AS i
+LEFT JOIN dead_letters AS d
+  ON d.message_id = i.message_id AND d.occurrence = i.requeues + 1 AND d.subscription = i.subscription
+     AND d.class <> 'unconfirmed'
+WHERE i.dead_lettered_at IS NOT NULL
+"""
 
 
 def settle(urls: Urls, nats_url: str, seconds: float = 120.0, cold: Path | None = None) -> bool:
@@ -131,13 +151,21 @@ def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = Non
         history, (OutboxState(row["id"], "published", row["published_seq"]) for row in archived(cold, "outbox"))
     )
     _write(history, _records(urls["shop"], _OUTBOX, OutboxState))
-    _write(history, map(_archived_message, archived(cold, "inbox")))
+    _write(
+        history,
+        (
+            _archived_message(row)
+            for row in archived(cold, "inbox")
+            if row["subscription"] not in (*BESIDE, LETTER_READER)
+        ),
+    )
     _write(history, _records(urls["sea"], _INBOX, InboxState))
     for database in ("sea", "cases"):
         _write(history, _records(urls[database], _EFFECTS, _effect))
+    _write(history, _records(urls["sea"], _BESIDE, Noted))
     _write(history, _records(urls["sea"], _INCIDENTS, Incident))
     _write(history, _records(urls["sea"], _ASKED, _asked))
-    asyncio.run(_collect_stream(nats_url, history))
+    asyncio.run(_collect_stream(nats_url, urls["sea"], history))
 
 
 # --- what is still to come ---
@@ -154,7 +182,7 @@ def _waiting(urls: Urls) -> list[str]:
 
 async def _pending(nats_url: str) -> list[str]:
     async with connect_once(nats_url) as js:
-        consumers = await js.consumers_info(STREAM)
+        consumers = [it for stream in (STREAM, TWIN_STREAM) for it in await js.consumers_info(stream)]
     return [
         f"consumer {info.name}: {info.num_pending} pending, {info.num_ack_pending} not acknowledged"
         for info in consumers
@@ -169,7 +197,7 @@ async def _missing(urls: Urls, nats_url: str, cold: Path | None) -> list[str]:
     async for page in _stream(nats_url):
         stored.difference_update(message.event_id.bytes for message in page if message.event_id)
     published.difference_update(id.bytes for [id] in _rows(urls["sea"], _RECEIVED))
-    published.difference_update(UUID(row["message_id"]).bytes for row in archived(cold, "inbox"))
+    published.difference_update(UUID(_id(row)).bytes for row in archived(cold, "inbox"))
     lacking = {"in the stream": stored, "in the inbox": published}
     return [f"{len(ids)} published events are not {where}" for where, ids in lacking.items() if ids]
 
@@ -184,9 +212,14 @@ def archived(cold: Path | None, kind: str) -> Iterator[dict[str, Any]]:
             yield from map(json.loads, lines)
 
 
+def _id(row: Mapping[str, Any]) -> str:
+    """The id of an archived message. A row apart has another key."""
+    return str(row.get("source_id") or row["message_id"])
+
+
 def _archived_message(row: dict[str, Any]) -> InboxState:
     state = "processed" if row["processed_at"] else "dead-lettered"
-    return InboxState(row["message_id"], row["subscription"] or "", state, row["attempts"])
+    return InboxState(_id(row), row["subscription"] or "", state, row["attempts"])
 
 
 def _effect(message_id: str, source: str, key: str, place: int) -> Effect:
@@ -218,7 +251,7 @@ def _write(history: History, records: Iterator[Record]) -> None:
     history.write(*chunk)
 
 
-async def _collect_stream(nats_url: str, history: History) -> None:
+async def _collect_stream(nats_url: str, sea: str, history: History) -> None:
     async for page in _stream(nats_url):
         history.write(
             *(
@@ -227,6 +260,8 @@ async def _collect_stream(nats_url: str, history: History) -> None:
             )
         )
     async with connect_once(nats_url) as js:
+        stored = (await js.stream_info(LETTERS)).state.messages
+        history.write(*_records(sea, _LETTERS, partial(Letters, stored)))
         for info in await js.consumers_info(STREAM):
             history.write(await _consumer_end(js, info))
 

@@ -23,6 +23,9 @@ CONSUMING: Final = "sea"
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
 STREAM: Final = "SHOP_EVENTS"
+#: The stream of dead letters, and a subscription on it that can read none of them: each letter dies once more.
+LETTERS: Final = "SEA_DLQ"
+LETTER_READER: Final = "dead_letters"
 #: The revisions of a made-up next release. The databases are upgraded to them during a run.
 NEXT_RELEASE: Final = Path(__file__).with_name("next_release")
 #: The archive of both, beside the configuration.
@@ -36,6 +39,8 @@ SCHEDULER_COMMAND: Final = (*_PYTHON, "scheduler")
 _PATIENCE_MS: Final = "8000"
 #: A handler's time-out. The slow one's is longer than a lease, so that a lease can be lost during a call.
 CALL_SECONDS: Final = {Source.HTTP: 3.0, Source.PYTHON: 3.0, Source.ORDERED: 3.0, Source.SLOW: 20.0}
+#: The most messages that are delivered and not acknowledged. More than the service's may fail at once.
+WINDOW: Final = {Source.HTTP: 50, Source.PYTHON: 200, Source.ORDERED: 200, Source.SLOW: 200}
 #: How long a claim outlives its worker.
 LEASE_SECONDS: Final = 8.0
 #: The back-off of a message after its first failure, and at most, in seconds.
@@ -54,7 +59,16 @@ LINKS: Final = (
     "producer-postgres",
 )
 
+#: The subscriptions beside those of the sources, see `chaos.readers`.
+AUDIT: Final = "audit"
+TWIN: Final = "twin"
+BESIDE: Final = (AUDIT, TWIN)
+TWIN_STREAM: Final = f"{CONSUMING.upper()}_EVENTS"
+
 _HANDLER: Final = "python:chaos.handlers"
+_HANDLER_BESIDE: Final = "python:chaos.readers"
+#: Nothing that they cannot handle comes to them, so no outage may end a message.
+_WITHOUT_END: Final = 1_000_000
 
 _CONTEXTS: Final = f"""\
 [contexts.{PRODUCING}]
@@ -87,10 +101,18 @@ handler = "{handler}"
 handler_timeout = "{timeout:g}s"
 ack_wait = "30s"
 max_deliver = 1000
-max_ack_pending = 200
+max_ack_pending = {window}
 max_attempts = {max_attempts}
 backoff_initial = "{initial:g}s"
 backoff_max = "{most:g}s"
+"""
+_LETTER_READER: Final = f"""
+[contexts.{CONSUMING}.dlq]
+max_age = "3h"
+[contexts.{CONSUMING}.subscriptions.{LETTER_READER}]
+stream = "{LETTERS}"
+filter_subject = "{CONSUMING}.dlq.>"
+handler = "{_HANDLER}"
 """
 
 
@@ -103,7 +125,32 @@ def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS,
     cold.mkdir(exist_ok=True)
     contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
     contexts = contexts.replace('max_age = "3h"', f'max_age = "3h"\nreplicas = {replicas}')
-    path.write_text(contexts + "".join(_subscription(source, service_url, max_attempts) for source in Source))
+    subscriptions = "".join(_subscription(source, service_url, max_attempts) for source in Source)
+    path.write_text(contexts + subscriptions + _beside() + _LETTER_READER)
+
+
+def _beside() -> str:
+    source = Source.PYTHON.value
+    places = {
+        AUDIT: (STREAM, f"{PRODUCING}.event.{source}.>"),
+        TWIN: (TWIN_STREAM, f"{CONSUMING}.event.{source}.>"),
+    }
+    return "".join(
+        _SUBSCRIPTION.format(
+            context=CONSUMING,
+            name=name,
+            stream=stream,
+            subject=subject,
+            settle="inbox",
+            handler=_HANDLER_BESIDE,
+            timeout=CALL_SECONDS[Source.PYTHON],
+            window=WINDOW[Source.PYTHON],
+            initial=BACKOFF[0],
+            most=BACKOFF[1],
+            max_attempts=_WITHOUT_END,
+        )
+        for name, (stream, subject) in places.items()
+    )
 
 
 def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
@@ -114,6 +161,7 @@ def _subscription(source: Source, service_url: str, max_attempts: int) -> str:
         name=source.value,
         stream=STREAM,
         timeout=CALL_SECONDS[source],
+        window=WINDOW[source],
         initial=initial,
         most=most,
         max_attempts=max_attempts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,10 +16,13 @@ from chaos.history import (
     ConsumerEnd,
     Effect,
     Fault,
+    Forged,
     Hostile,
     InboxState,
     Incident,
+    Letters,
     Lost,
+    Noted,
     Operated,
     Operation,
     OutboxState,
@@ -31,6 +34,7 @@ from chaos.history import (
     Sample,
     Source,
     Stored,
+    Twins,
 )
 
 _ENUMS: Final[dict[str, type[Enum]]] = {"outcome": Outcome, "plan": Plan, "source": Source}
@@ -56,8 +60,16 @@ class Evidence:
     consumers: list[ConsumerEnd] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     hostile: list[Hostile] = field(default_factory=list)
+    forged: list[Forged] = field(default_factory=list)
+    letters: list[Letters] = field(default_factory=list)
     operated: list[Operated] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
+    twins: list[Twins] = field(default_factory=list)
+    notes: list[Noted] = field(default_factory=list)
+
+    def noted(self, subscription: str) -> Mapping[str, int]:
+        """How often a subscription beside those of the sources has handled each message."""
+        return {it.message_id: it.count for it in self.notes if it.subscription == subscription}
 
 
 _LISTS: Final[dict[type[Any], str]] = {
@@ -75,8 +87,12 @@ _LISTS: Final[dict[type[Any], str]] = {
     ConsumerEnd: "consumers",
     Lost: "lost",
     Hostile: "hostile",
+    Forged: "forged",
+    Letters: "letters",
     Operated: "operated",
     Ran: "ran",
+    Twins: "twins",
+    Noted: "notes",
 }
 _TYPES: Final = {kind.__name__: kind for kind in get_args(Record)}
 

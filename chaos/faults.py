@@ -19,6 +19,7 @@ from chaos.injections import (
     processes,
     servers,
     store,
+    twins,
     workers,
 )
 from chaos.rig import Rig
@@ -33,6 +34,8 @@ UPGRADE: Final = "postgres-upkeep"
 EARLY: Final = (UPGRADE, "handler-hang")
 #: How long a handler hangs, in seconds: long enough to see the effect on others.
 _HANG_SECONDS: Final = 20.0
+#: How long a handler is away, in seconds: long enough that its circuit opens.
+_AWAY_SECONDS: Final = 15.0
 #: Shares of `Stage.hold`: the fault ends at once, after a moment, or after the whole time.
 _BLOW: Final = 0.0
 _MOMENT: Final = 0.25
@@ -182,9 +185,13 @@ def _people() -> list[Kind]:
         Kind("poison-rows", producer, operators.poisoned),
         Kind("large-payloads", producer, operators.large_payloads),
         Kind("future-rows", producer, operators.from_the_future),
+        Kind("failing-messages", producer, operators.failing),
         Kind("hostile-messages", _but_in("cluster", "nats"), hostile.hostile_messages),
+        Kind("same-ids", producer, twins.same_ids),
+        Kind("forged-letters", _but_in("cluster", "nats"), hostile.forged_letters),
         Kind("operator-commands", _only("operator"), operators.commanded),
         Kind("archive", _only("operator"), archive.archived),
+        Kind("handler-away", _only("service"), operators.away, _WHOLE, at_least=_AWAY_SECONDS),
         Kind(
             "handler-hang",
             _only("service"),

@@ -55,9 +55,9 @@ class Plan(StrEnum):
     REPEAT = "repeat"
     """409 without an effect, as if it were known."""
     POISON = "poison"
-    """422: a dead letter of class deterministic, no effect."""
+    """422: a dead letter of class poison, no effect."""
     FLAKY = "flaky"
-    """503 some times, then 200."""
+    """503 some times, from a service with Retry-After, then 200."""
     HANG = "hang"
     """No answer to the first call, then 200."""
     DROP = "drop"
@@ -242,6 +242,40 @@ class Hostile:
 
 
 @dataclass(frozen=True, slots=True)
+class Twins:
+    """Messages in another stream of the context, with the ids of events."""
+
+    fault: int
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """How often a subscription beside those of the sources has handled a message (`chaos.readers`)."""
+
+    subscription: str
+    message_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """How many letters somebody else put into the stream of dead letters: forged ones, and under foreign ids."""
+
+    fault: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """What dead letters became: messages of their stream, dead rows without an incident, unconfirmed incidents."""
+
+    stored: int
+    unrecorded: int
+    unconfirmed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operated:
     """What an operator did: replay | requeue, with events or messages; run, with jobs."""
 
@@ -261,8 +295,12 @@ class Ran:
     done: bool
 
 
-WrittenInRun: TypeAlias = Operation | Fault | Begun | Call | Sample | Lost | Hostile | Operated | Ran
-ReadAtEnd: TypeAlias = Business | OutboxState | Stored | InboxState | Effect | Incident | ConsumerEnd
+WrittenInRun: TypeAlias = (
+    Operation | Fault | Begun | Call | Sample | Lost | Hostile | Forged | Twins | Operated | Ran
+)
+ReadAtEnd: TypeAlias = (
+    Business | OutboxState | Stored | InboxState | Effect | Noted | Incident | Letters | ConsumerEnd
+)
 Record: TypeAlias = WrittenInRun | ReadAtEnd
 
 

@@ -15,6 +15,7 @@ from chaos.history import (
     Hostile,
     InboxState,
     Incident,
+    Letters,
     Operation,
     OutboxState,
     Outcome,
@@ -78,6 +79,13 @@ class Ledger:
     stand_ins: frozenset[str] = frozenset()
     """The ids of those in the inbox."""
 
+    letters: Letters | None = None
+    """What dead letters became."""
+    deaths: int = 0
+    """How often messages of events died."""
+    forged: int = 0
+    """How many letters somebody else wrote."""
+
     def expected(self) -> Iterator[str]:
         """Ids that may appear downstream of the outbox; anything else there is a phantom."""
         yield from self.committed
@@ -102,6 +110,9 @@ def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
         requeued=Counter(id for done in evidence.operated if done.action == "requeue" for id in done.ids),
         hostile={message.id: message for message in evidence.hostile},
         stand_ins=frozenset(message.stand_in for message in evidence.hostile),
+        letters=evidence.letters[-1] if evidence.letters else None,
+        deaths=len(evidence.incidents),
+        forged=sum(done.count for done in evidence.forged),
     )
     ledger.first = _first_positions(evidence)
     _settle(ledger, evidence)

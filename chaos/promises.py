@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from chaos.history import ORDERED, ConsumerEnd, InboxState, OutboxState, Plan, Produced, Source
@@ -17,7 +18,7 @@ from chaos.plan import effects_of
 
 SOURCES: Final = frozenset(Source)
 #: Plans that end as a dead letter, and its class.
-DEAD_LETTERS: Final = {Plan.POISON: "deterministic", Plan.NEVER: "exhausted"}
+DEAD_LETTERS: Final = {Plan.POISON: "poison", Plan.NEVER: "exhausted"}
 
 
 # --- 1 ------------------------------------------------------------------------------------------
@@ -177,7 +178,23 @@ def dead_letters_accounted(ledger: Ledger) -> Judgement:
     """Dead-lettered inbox rows and incidents are one to one, and each has the class that its plan says."""
     kinds = Counter(incident.kind for found in ledger.incidents.values() for incident in found)
     figures = {f"class {kind}": count for kind, count in sorted(kinds.items())}
-    return conclude(5, "every dead letter is accounted for", _unaccounted(ledger), figures)
+    if ledger.letters is not None:
+        figures |= {"letters stored": ledger.letters.stored, "unconfirmed": ledger.letters.unconfirmed}
+        figures["letters of strangers"] = ledger.forged
+    found = chain(_unaccounted(ledger), _letters(ledger))
+    return conclude(5, "every dead letter is accounted for", found, figures)
+
+
+def _letters(ledger: Ledger) -> Iterator[str]:
+    """Judge the letters: a death has one, or two if it was routed again after the duplicate window."""
+    if (letters := ledger.letters) is None:
+        return
+    if letters.unrecorded:
+        yield f"{letters.unrecorded} dead rows have no incident of their own"
+    if letters.stored > 2 * ledger.deaths + ledger.forged:
+        yield f"{letters.stored} letters of {ledger.deaths} deaths and {ledger.forged} strangers: they multiply"
+    if letters.unconfirmed > ledger.forged:
+        yield f"{letters.unconfirmed} incidents are unconfirmed, and strangers sent {ledger.forged} letters"
 
 
 def _unaccounted(ledger: Ledger) -> Iterator[str]:

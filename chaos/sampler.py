@@ -23,9 +23,10 @@ FROM outbox_events
 WHERE published_at IS NULL
 """
 _INBOX: Final = """
-SELECT (SELECT count(*) FROM inbox_messages) - count(*), count(*)
+SELECT (SELECT count(*) FROM inbox_messages
+        WHERE subscription NOT IN ('audit', 'twin', 'dead_letters')) - count(*), count(*)
 FROM inbox_messages
-WHERE processed_at IS NULL AND dead_lettered_at IS NULL
+WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND subscription NOT IN ('audit', 'twin', 'dead_letters')
 """
 #: How far each subscription has fetched, and how many messages wait for it; None for each if unknown.
 Fetched: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]

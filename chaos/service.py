@@ -26,11 +26,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from chaos.history import History, Source
-from chaos.plan import Answer, answer_to, slowness_of
+from chaos.history import History, Plan, Source
+from chaos.plan import Answer, answer_to, plan_of, slowness_of
 from chaos.tables import engine_url
 from relay.devstack.ports import LOOPBACK
-from relay.handler import AlreadyProcessed, HandlerEndpoint, Poison, Received
+from relay.handler import AlreadyProcessed, HandlerEndpoint, Poison, Received, RetryLater
 
 _COUNT: Final = text("""
 INSERT INTO chaos_calls (message_id) VALUES (:message_id)
@@ -43,6 +43,8 @@ _FINAL: Final = {Answer.OK, Answer.REPEAT, Answer.POISON}
 _LOOK_SECONDS: Final = 0.2
 #: While this file is in the directory of the records, the slow handler answers nobody.
 HANGING: Final = "hanging"
+#: While this file is there, the other handler answers 503 to every call.
+AWAY: Final = "away"
 _ANSWERS: Final = {409: Answer.REPEAT, 422: Answer.POISON}
 #: How long a call hangs if its caller does not hang up, in seconds; it holds the message meanwhile.
 _HANG_SECONDS: Final = 20.0
@@ -64,10 +66,14 @@ class Case(BaseModel):
 
 
 class Service:
-    """The application: two handlers on one database. The slow one hangs while the file ``hanging`` is there."""
+    """The application: two handlers on one database.
 
-    def __init__(self, engine: AsyncEngine, history: History, seed: int, hanging: Path | None = None) -> None:
-        self._engine, self._history, self._seed, self._hanging = engine, history, seed, hanging
+    Files in the directory of ``records`` disturb them: the slow one hangs while `HANGING` is there, the other
+    is away while `AWAY` is.
+    """
+
+    def __init__(self, engine: AsyncEngine, history: History, seed: int, records: Path | None = None) -> None:
+        self._engine, self._history, self._seed, self._records = engine, history, seed, records
         self._endpoint = HandlerEndpoint("chaos", engine, {"http.v1": Case, "slow.v1": Case})
 
     def app(self) -> Starlette:
@@ -91,12 +97,14 @@ class Service:
         try:
             if source is Source.SLOW:
                 await self._linger(message_id, request)
+            else:
+                self._refuse_if_away()
             async with self._endpoint.receive(request) as received:
                 planned = answer_to(message_id, self._seed, await self._count(message_id))
                 await self._write(received, source)
                 if planned is Answer.HANG:
                     answer = planned
-                await _behave(planned, request)
+                await _behave(planned, request, plan_of(message_id, self._seed))
             answer = planned
         except HTTPException as refused:
             if answer is not Answer.HANG:
@@ -119,17 +127,24 @@ class Service:
     async def _linger(self, message_id: str, request: Request) -> None:
         """Wait for the planned time, and for as long as the file ``hanging`` exists."""
         gone = await _disconnected(request, slowness_of(message_id, self._seed))
-        while not gone and self._hanging is not None and self._hanging.exists():
+        while not gone and self._is(HANGING):
             gone = await _disconnected(request, _LOOK_SECONDS)
         if gone:
             raise HTTPException(503, "the caller has given up")
+
+    def _is(self, disturbance: str) -> bool:
+        return self._records is not None and (self._records / disturbance).exists()
+
+    def _refuse_if_away(self) -> None:
+        if self._is(AWAY):
+            raise HTTPException(503, "the service is away")
 
     async def _write(self, received: Received[Case, AsyncSession], source: Source) -> None:
         effect = {"message_id": received.message_id, "source": source.value, "key": received.payload.key}
         await received.session.execute(_WRITE, effect)
 
 
-async def _behave(answer: Answer, request: Request) -> None:
+async def _behave(answer: Answer, request: Request, plan: Plan) -> None:
     """Do what the plan says after the writes; an exception undoes the writes."""
     match answer:
         case Answer.REPEAT:
@@ -139,8 +154,12 @@ async def _behave(answer: Answer, request: Request) -> None:
         case Answer.HANG:
             await _disconnected(request)
             raise HTTPException(503, "the caller has given up")
+        case Answer.ERROR if plan is Plan.FLAKY:
+            raise RetryLater("the plan says that this call comes too early", delay=1)
         case Answer.ERROR:
-            raise HTTPException(503, "the plan says that this call fails")
+            # What always fails is the message's own fault. With a 5xx it would look as if the service were away.
+            status = 400 if plan is Plan.NEVER else 503
+            raise HTTPException(status, "the plan says that this call fails")
 
 
 def _source_of(subject: str) -> Source:
@@ -209,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     history = History(options.directory / f"calls-{os.getpid()}.jsonl")
     uvicorn.run(
-        Service(engine, history, options.seed, options.directory / HANGING).app(),
+        Service(engine, history, options.seed, options.directory).app(),
         host=LOOPBACK,
         port=options.port,
         http=Connections,

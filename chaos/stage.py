@@ -23,7 +23,7 @@ class Stage:
 
     ``over``: set when the run ends, and everything is to be healed at once. ``catch_up``: the seconds that a fleet
     may take to handle what earlier faults left behind. ``hanging``: how many messages wait for the handler that
-    hangs.
+    hangs. ``failing``: how many come together for which a handler always fails.
     """
 
     rig: Rig
@@ -34,6 +34,7 @@ class Stage:
     burst: Burst | None = None
     catch_up: float = 60.0
     hanging: int = 60
+    failing: int = 60
     over: threading.Event = field(default_factory=threading.Event)
     notes: list[str] = field(default_factory=list)
 

@@ -24,7 +24,11 @@ _NEAR: Final = 15.0
 #: With so many seconds without faults the publisher would have published again.
 _CALM: Final = 20.0
 #: Faults that do not disturb publishing, by kind and by target.
-_ELSEWHERE: Final = ("service-", "poison-rows", "future-rows", "handler-hang", "hostile-messages")
+_ELSEWHERE: Final = (
+    *("service-", "poison-rows", "future-rows", "handler-hang", "handler-away", "hostile-messages"),
+    "same-ids",
+    "forged-letters",
+)
 _OTHER_LINKS: Final = frozenset({"worker-service", "service-postgres", "producer-postgres"})
 
 

@@ -28,6 +28,9 @@ CREATE TABLE IF NOT EXISTS chaos_effects (
   place bigserial NOT NULL, message_id uuid NOT NULL, source text NOT NULL, key text NOT NULL
 )
 """
+_BESIDE: Final = """
+CREATE TABLE IF NOT EXISTS chaos_beside (subscription text NOT NULL, message_id uuid NOT NULL)
+"""
 _SETTINGS: Final = """
 CREATE TABLE IF NOT EXISTS chaos_settings (
   id boolean PRIMARY KEY DEFAULT true CHECK (id),
@@ -74,6 +77,7 @@ def prepare(
     """
     _execute(urls["shop"], _SHOP)
     _execute(urls["sea"], _EFFECTS)
+    _execute(urls["sea"], _BESIDE)
     _execute(urls["sea"], _SETTINGS)
     _execute(urls["sea"], _SETTLE, [seed, hang.total_seconds(), None if history is None else str(history)])
     _execute(urls["cases"], _EFFECTS)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final, Self
 from uuid import UUID
 
-from chaos.history import History, Operation, Outcome, Produced, Source
+from chaos.history import History, Operation, Outcome, Plan, Produced, Source
 from chaos.plan import plan_of
 from chaos.producer import Producer
 
@@ -93,7 +93,8 @@ class Workload:
         """Commit events of a special kind in a transaction of their own. Beside `start` or without.
 
         ``bad``: rows that can never be published. ``large``: payloads of 100 to 900 KB. ``future``: rows that are
-        minutes ahead of the database's clock. ``slow``: for the slow subscription.
+        minutes ahead of the database's clock. ``slow``: for the slow subscription. ``failing``: whose handler
+        always fails, for a subscription whose window has fewer places.
         """
         producer = Producer(self._url)
         number = next(self._numbers)
@@ -102,8 +103,10 @@ class Workload:
             if what == "bad":
                 self._write_bad(producer, chance, count)
                 return
-            source = Source.SLOW if what == "slow" else None
-            events = [self._event(chance, _burst_key(what, number, n), source=source) for n in range(count)]
+            source = {"slow": Source.SLOW, "failing": Source.HTTP}.get(what)
+            plan = Plan.NEVER if what == "failing" else None
+            keys = [_burst_key(what, number, place) for place in range(count)]
+            events = [self._event(chance, key, source=source, plan=plan) for key in keys]
             match what:
                 case "large":
                     outcome = producer.large(number, events, chance)
@@ -170,10 +173,18 @@ class Workload:
         return [self._event(chance, key) for key in keys]
 
     def _event(
-        self, chance: random.Random, key: str, *, bad: bool = False, source: Source | None = None
+        self,
+        chance: random.Random,
+        key: str,
+        *,
+        bad: bool = False,
+        source: Source | None = None,
+        plan: Plan | None = None,
     ) -> Produced:
         # The seed repeats this id, and so the plan. An id of Outbox.add would contain the time.
         id = UUID(int=chance.getrandbits(128), version=4)
+        while plan is not None and plan_of(id, self._seed) is not plan:
+            id = UUID(int=chance.getrandbits(128), version=4)
         [drawn] = chance.choices([*SOURCES], [*SOURCES.values()])
         return Produced(str(id), source or drawn, key, plan_of(id, self._seed), bad)
 

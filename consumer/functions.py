@@ -68,7 +68,10 @@ class PythonEventHandler:
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Handle one request, see the port. Every exception of the function becomes an answer."""
-        return await answered(self._handle(request), self.timeout)
+        call = self.prepared(request)
+        if isinstance(call, HandlerResult):
+            return call
+        return await answered(self._calls.run(call), self.timeout, call)
 
     async def handle_all(self, requests: Sequence[HandlerRequest]) -> dict[UUID, Answered]:
         """Handle many requests, see `relay.execution.chunk.AskAll`.
@@ -109,12 +112,8 @@ class PythonEventHandler:
         """Return the call for a request, or an answer when no call is needed."""
         try:
             return self.prepare(request)
-        except Exception as error:
+        except BaseException as error:
             return answer(error)
-
-    async def _handle(self, request: HandlerRequest) -> HandlerResult:
-        call = self.prepare(request)
-        return call if isinstance(call, HandlerResult) else await self._calls.run(call)
 
     def prepare(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         """Return the call for a request, or an answer. Raises Poison, and what an upcaster raises."""
@@ -160,7 +159,7 @@ class PythonEventHandler:
         )[:MAX_DETAIL_CHARS]
         match self._unknown:
             case "dead-letter":
-                return HandlerResult(Verdict.POISON, reason)
+                return HandlerResult(Verdict.REFUSED, reason)
             case "skip":
                 return HandlerResult(Verdict.PROCESSED, reason)
             case "retry":
@@ -174,10 +173,11 @@ def has_plain(registry: HandlerRegistry) -> bool:
 
 def _read(request: HandlerRequest) -> IncomingEvent:
     """Read the event of a request. A request has the handler contract's form, whatever the envelope was."""
-    read = read_request(request.subject, {**request.headers, MSG_ID: str(request.message_id)}, request.body)
+    id = request.source_id or request.message_id
+    read = read_request(request.subject, {**request.headers, MSG_ID: str(id)}, request.body)
     originals = read.originals
     return IncomingEvent(
-        message_id=shown(request.message_id, originals, ID),
+        message_id=shown(id, originals, ID),
         subject=request.subject,
         event_type=read.event_type,
         event_version=read.event_version,
@@ -191,6 +191,23 @@ def _read(request: HandlerRequest) -> IncomingEvent:
 
 
 # --- when a worker starts ---
+
+
+def check_subscriptions(modules: Sequence[tuple[str, HandlerRegistry]]) -> None:
+    """Raise InvalidHandler if a handler names a subscription that never calls it.
+
+    ``modules``: the name of each subscription with Python handlers, and what its module registers.
+    """
+    called = {(name, id(it)) for name, module in modules for it in module.named.get(name, {}).values()}
+    for _, module in modules:
+        for name, handlers in module.named.items():
+            for (kind, version), handler in handlers.items():
+                if (name, id(handler)) not in called:
+                    raise InvalidHandler(
+                        f"{module.name} handles {kind} v{version} for {name}, no subscription that uses it",
+                        field="subscription",
+                        hint=f"subscriptions with Python handlers: {', '.join(sorted({it for it, _ in modules}))}",
+                    )
 
 
 def check_commands(registry: HandlerRegistry, filter_subject: str) -> None:

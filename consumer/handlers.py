@@ -4,6 +4,9 @@
     def count(vibe: VibeCreated, session: Session) -> None:
         session.add(...)        # commits together with the inbox row, so it happens once
 
+    @handles("vibe_created", version=2, subscription="audit")      # only the messages of this subscription
+    def record(vibe: VibeCreated, session: Session) -> None: ...
+
     @upcasts("vibe_created", from_version=1)
     def add_tags(payload: dict[str, Any]) -> dict[str, Any]:
         return {**payload, "tags": []}
@@ -17,14 +20,15 @@ inbox transaction SQLAlchemy's ``Session`` or a ``psycopg.Connection`` (``AsyncS
 ``psycopg.AsyncConnection`` in an async function).
 
 When a handler returns, its event is processed. `Poison` and `DomainError` make a dead letter.
-`AlreadyProcessed` undoes what the handler wrote and counts as processed. Any other exception causes a retry.
+`AlreadyProcessed` undoes what the handler wrote and counts as processed. `RetryLater` says when to call it again.
+Any other exception causes a retry, by the handler's own policy (``retry=``) or with back-off.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -36,13 +40,16 @@ from relay.domain.actor import Actor
 from relay.domain.disclosure import validation
 from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, InvalidSubject, Poison
 from relay.domain.identity import Id
+from relay.domain.retry import Dead, Never, RetryFunction, RetryLater
 from relay.domain.subject import check_type, check_version
 from relay.events import registration_of
 from relay.execution.calls import Function as Registered
+from relay.execution.retry_rules import RetryRule
 from relay.execution.signatures import Inject, Injectable, invalid, parameters, read
 
 __all__ = [
     "AlreadyProcessed",
+    "Dead",
     "DomainError",
     "Handler",
     "HandlerRegistry",
@@ -50,7 +57,9 @@ __all__ = [
     "IncomingEvent",
     "Inject",
     "MessageContext",
+    "Never",
     "Poison",
+    "RetryLater",
     "handles",
     "load",
     "upcasts",
@@ -139,21 +148,54 @@ class HandlerRoute:
 
 @dataclass
 class HandlerRegistry:
-    """The handlers and upcasters of one module, each for one version of one event type or command."""
+    """The handlers and upcasters of one module, each for one version of one event type or command.
+
+    ``handlers`` are for every subscription that uses the module; ``named``, by the name of a subscription, for
+    that one only.
+    """
 
     name: str = "this module"
     handlers: dict[tuple[str, int], Handler] = field(default_factory=dict)
     upcasters: dict[tuple[str, int], Upcaster] = field(default_factory=dict)
+    named: dict[str, dict[tuple[str, int], Handler]] = field(default_factory=dict)
 
-    def handles(self, kind: str | type, *, version: int | None = None) -> Callable[[Function], Function]:
+    def handles(
+        self,
+        kind: str | type,
+        *,
+        version: int | None = None,
+        subscription: str | Collection[str] | None = None,
+        retry: RetryFunction | None = None,
+    ) -> Callable[[Function], Function]:
         """See `handles`."""
-        key = _handled(kind, version)
+        key, names = _handled(kind, version), _names(subscription)
+        rule = None if retry is None else RetryRule(retry)
 
         def register(function: Function) -> Function:
-            _put(self.handlers, key, Handler(function, read(function, _INJECTABLE)), "handled by")
+            handler = Handler(function, read(function, _INJECTABLE), rule)
+            for name in names:
+                self._put(name, key, handler)
             return function
 
         return register
+
+    def _put(self, name: str | None, key: tuple[str, int], handler: Handler) -> None:
+        """Add a handler for one subscription, or for all (None). A message must have one handler."""
+        rivals = [*self.named.values()] if name is None else [self.handlers]
+        for rival in rivals:
+            _refuse_second(rival, key, "handled by")
+        _put(self.handlers if name is None else self.named.setdefault(name, {}), key, handler, "handled by")
+
+    def of(self, subscription: str) -> HandlerRegistry:
+        """Return what one subscription calls. Raises InvalidHandler if this is nothing."""
+        handlers = self.handlers | self.named.get(subscription, {})
+        if not handlers:
+            raise InvalidHandler(
+                f"{self.name} registers no handler for the subscription {subscription}",
+                field="handler",
+                hint=f"its handlers name {', '.join(sorted(self.named))}",
+            )
+        return HandlerRegistry(self.name, handlers, self.upcasters)
 
     def upcasts(self, event_type: str, *, from_version: int) -> Callable[[Function], Function]:
         """See `upcasts`."""
@@ -168,8 +210,9 @@ class HandlerRegistry:
 
     def include(self, other: HandlerRegistry) -> None:
         """Add another registry's functions. Raises InvalidHandler when both have one for the same event."""
-        for key, handler in other.handlers.items():
-            _put(self.handlers, key, handler, "handled by")
+        for name, handlers in ((None, other.handlers), *other.named.items()):
+            for key, handler in handlers.items():
+                self._put(name, key, handler)
         for key, upcaster in other.upcasters.items():
             _put(self.upcasters, key, upcaster, "upcast by")
 
@@ -192,22 +235,34 @@ class HandlerRegistry:
 
     def known(self) -> str:
         """List the events that have a handler here, for error messages."""
-        return ", ".join(f"{event_type} v{version}" for event_type, version in sorted(self.handlers)) or "nothing"
+        handled = {*self.handlers, *(key for handlers in self.named.values() for key in handlers)}
+        return ", ".join(f"{event_type} v{version}" for event_type, version in sorted(handled)) or "nothing"
 
 
 _modules: Final[dict[str, HandlerRegistry]] = {}
 
 
-def handles(kind: str | type, *, version: int | None = None) -> Callable[[Function], Function]:
+def handles(
+    kind: str | type,
+    *,
+    version: int | None = None,
+    subscription: str | Collection[str] | None = None,
+    retry: RetryFunction | None = None,
+) -> Callable[[Function], Function]:
     """Register a function for one version of an event type or command. It may have several such decorators.
 
     ``kind``: an event type, a command's name ``domain.action``, or a class registered with ``@event`` or
-    ``@command``, which brings its version. Otherwise the version is 1 by default.
+    ``@command``, which brings its version. Otherwise the version is 1 by default. ``subscription``: the name of
+    the subscription whose messages it handles, or several names. Without one it handles those of every
+    subscription that uses the module. ``retry``: says instead of the back-off, for each exception, when to try
+    again; see `RetryFunction`.
     The module's docstring says what it may take. Raises InvalidHandler when the function cannot be called as
-    declared, when the event or command has a handler in the same module already, or when none can have that type
-    and version.
+    declared, when the event or command has a handler for the same subscription in the same module already, or when
+    none can have that type and version.
     """
-    return lambda function: _of(function).handles(kind, version=version)(function)
+    return lambda function: _of(function).handles(kind, version=version, subscription=subscription, retry=retry)(
+        function
+    )
 
 
 def upcasts(event_type: str, *, from_version: int) -> Callable[[Function], Function]:
@@ -235,7 +290,7 @@ def load(module: str) -> HandlerRegistry:
     merged = HandlerRegistry(module)
     for part in _parts(module):
         merged.include(part)
-    if not merged.handlers:
+    if not merged.handlers and not merged.named:
         raise InvalidHandler(f"{module} registers no handler", field="handler", hint="decorate with @handles(...)")
     return merged
 
@@ -276,8 +331,21 @@ def _check_upcaster(function: Callable[..., Any]) -> None:
         raise invalid(function, "must be a plain function of one parameter, the older payload")
 
 
+def _names(subscription: str | Collection[str] | None) -> Collection[str | None]:
+    names = (
+        [subscription] if subscription is None or isinstance(subscription, str) else [*dict.fromkeys(subscription)]
+    )
+    if not names or "" in names:
+        raise InvalidHandler("is no name of a subscription, and no list of names", field="subscription")
+    return names
+
+
 def _put(table: dict[tuple[str, int], Any], key: tuple[str, int], value: Any, verb: str) -> None:
+    _refuse_second(table, key, verb)
+    table[key] = value
+
+
+def _refuse_second(table: Mapping[tuple[str, int], Any], key: tuple[str, int], verb: str) -> None:
     if key in table:
         other = inspect.unwrap(getattr(table[key], "function", table[key]))
         raise InvalidHandler(f"{key[0]} v{key[1]} is {verb} {other.__module__}.{other.__qualname__} already")
-    table[key] = value

@@ -6,13 +6,15 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from consumer.circuit import KeepCircuit
 from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
+from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claim_many_command, claimed, ids_and_tokens
@@ -22,9 +24,10 @@ from relay.domain import traceparent
 from relay.domain.envelopes import Envelope, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
-from relay.domain.model import HandlerResult, Verdict
-from relay.domain.policies import DeadLetter, DeadLetterClass, Disposition, Retry, decide
-from relay.domain.retry import RetryPolicy
+from relay.domain.model import Away, HandlerResult, Verdict
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, decide
+from relay.domain.reasons import in_short
+from relay.domain.retry import Later, RetryPolicy
 from relay.execution.calls import PreparedCall
 from relay.execution.rows import Decided, Terms
 from relay.failpoints import reach
@@ -65,8 +68,9 @@ class MessageConfig:
 class MessageRows:
     """The messages of one subscription: how they are claimed and asked for, and what follows from an answer.
 
-    ``next_of_key``: set if the subscription is ordered. ``lease``: a claim outlives a dead worker by at most this
-    time; a live worker renews it during a call.
+    ``next_of_key``: set if the subscription is ordered. ``circuit``: set if an outage of its handler costs no
+    attempts. ``window``: set if messages are acknowledged after their handler. ``lease``: a claim outlives a dead
+    worker by at most this time; a live worker renews it during a call.
     """
 
     config: MessageConfig
@@ -76,6 +80,8 @@ class MessageRows:
     dead_letters: RouteToDeadLetter
     facts: FactSink
     next_of_key: NextOfKey | None = None
+    circuit: KeepCircuit | None = None
+    window: Window | None = None
     lease: timedelta = LEASE
 
     after_claim = "after_message_claim"
@@ -119,9 +125,11 @@ class MessageRows:
             headers=row.headers,
             token=claim.token,
             originals=prepared.event.originals,
-            idempotency_key=prepared.idempotency_key,
+            # Of two subscriptions with one service behind them, neither must look like a repeat of the other.
+            idempotency_key=prepared.idempotency_key if row.source_id is None else str(row.message_id),
             actor=prepared.event.actor,
             traceparent=_span(claim, prepared.event.traceparent),
+            source_id=row.source_id,
         )
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:
@@ -136,7 +144,12 @@ class MessageRows:
         self.facts(HandlerAnswered(**about, seconds=seconds, traced=_traced(claim, result), waited=waited))
         reach("after_handler_before_mark")
         shown = result.in_full() if config.error_text else result
-        return decide(shown, claim.attempts, config.policy, random.random())  # noqa: S311
+        age = timedelta(seconds=_waited(claim) or 0.0)
+        verdict = decide(shown, claim.attempts, config.policy, random.random(), age)  # noqa: S311
+        if self.circuit is None or result.away is Away.NO or isinstance(verdict, Ack):
+            return verdict
+        later = verdict.delay if isinstance(verdict, Retry) and result.delay and not result.counts else None
+        return replace(verdict, doubt=Doubt(shown.detail, surely=result.away is Away.SURELY, later=later))
 
     async def mark(self, claims: Sequence[ClaimedMessage]) -> Sequence[ClaimedMessage]:
         """Mark messages as processed."""
@@ -152,6 +165,8 @@ class MessageRows:
         if self.next_of_key is not None:
             await self.next_of_key.after(*(claim.row for claim in claims))
         await self._ack(claims)
+        if self.circuit is not None:
+            await self.circuit.answered(claims)
 
     def _about(self, claim: ClaimedMessage) -> dict[str, Any]:
         return {
@@ -162,11 +177,17 @@ class MessageRows:
             "trace_id": traceparent.trace_id(traceparent.find(claim.row.headers)),
         }
 
+    async def judged(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> Retry | DeadLetter:
+        """The verdict on a failure, by what is known of the handler."""
+        return verdict if self.circuit is None else await self.circuit.judged(claim, verdict)
+
     async def conclude(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
         """Record a failure without an ack (POL-047-007): the row owns the next attempt.
 
-        The verdict of a dead letter is recorded first (POL-047-006): after an outage no handler is called again.
+        It keeps its place in JetStream's window as far as `Window` allows. The verdict of a dead letter is
+        recorded first (POL-047-006): after an outage no handler is called again.
         """
+        verdict = await self.judged(claim, verdict)
         recorded = (
             await self.inbox.record_error(claim, verdict)
             if isinstance(verdict, Retry)
@@ -180,30 +201,40 @@ class MessageRows:
             return await self._route(claim, verdict)
         seconds = verdict.delay.total_seconds()
         self.facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
+        if verdict.waits:
+            return None
         if self.config.nak:
             # The redelivery finds its row in the inbox, so it changes nothing but the row's reply subject.
             with suppress(BrokerUnreachable):
                 await self.consumer.nak([claim.row.ack_subject], verdict.delay)
-        return verdict.delay
+        self._waits()
+        return Later.of(verdict.delay, in_short(verdict.error))
+
+    def _waits(self) -> None:
+        if self.window is not None:
+            self.window.wait_begins()
 
     async def _route(self, claim: ClaimedMessage, verdict: DeadLetter) -> timedelta | None:
         """Store a dead letter; returns after how long to try again if that failed."""
         reach("after_reject")
         try:
             await self.dead_letters.route(claim, verdict)
-        except Outage:
+        except Outage as error:
+            await self.dead_letters.delay(claim, error)
             await self.inbox.release(claim, _DEAD_LETTER_PAUSE)
+            self._waits()
             return _DEAD_LETTER_PAUSE
         reach("before_dlq_commit")
         if await self.inbox.mark_dead_lettered(claim):
             await self._ack([claim], self._final(verdict))
             if self.next_of_key is not None:
                 await self.next_of_key.after_death(claim.row)
+                self._waits()
         return None
 
     def _final(self, verdict: DeadLetter) -> str | None:
         """Return the reason of a TERM, without text of a handler; None if a dead letter is acknowledged."""
-        if verdict.kind is DeadLetterClass.POISON:
+        if verdict.reason.startswith(MalformedMessage.code):
             return verdict.reason
         return verdict.kind.value if self.config.nak else None
 

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from consumer.key_order import DeliveryNumbers
+from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
@@ -51,6 +52,7 @@ class PullConfig:
     ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). Then JetStream does
     not limit how much waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
     ``max_inbox``: the job ends while so many rows are unfinished, including those in back-off.
+    ``apart``: another subscription reads the same messages and has their ids as keys, so here keys are apart.
     """
 
     context: str
@@ -60,6 +62,7 @@ class PullConfig:
     ack_on_receipt: bool = False
     max_due: int = 2_000
     max_inbox: int | None = None
+    apart: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +70,8 @@ class PullMessages:
     """Moves messages from a durable consumer into the inbox and hands their ids to ``enqueue``.
 
     The inbox row is committed before anything else happens to a message. A lost queue entry is harmless,
-    because the sweep finds the row. ``order`` and ``numbers``: set if the subscription is ordered.
+    because the sweep finds the row. ``order`` and ``numbers``: set if the subscription is ordered. ``window``: set
+    if messages are acknowledged after their handler.
     """
 
     config: PullConfig
@@ -77,6 +81,7 @@ class PullMessages:
     facts: FactSink
     order: OrderedInboxAdapter | None = None
     numbers: DeliveryNumbers | None = None
+    window: Window | None = None
     times: PullTimes = PullTimes()
     _limit: InboxLimit | None = field(init=False, default=None)
     _rest_until: float = field(init=False, default=0.0)
@@ -106,7 +111,10 @@ class PullMessages:
                     continue
                 if self.numbers is not None:
                     await self.numbers.before_fetch()
-                total += await self._fetched(await self.consumer.fetch(self.config.batch_size, self.times.fetch))
+                deliveries = await self.consumer.fetch(self.config.batch_size, self.times.fetch)
+                total += await self._fetched(deliveries)
+                if not deliveries and self.window is not None:
+                    await self.window.nothing_came()
         finally:
             total += await self._fetched(await self.consumer.finish())
         return total
@@ -116,6 +124,8 @@ class PullMessages:
             return 0
         if self.numbers is not None:
             await self.numbers.after_fetch()
+        if self.window is not None:
+            self.window.came()
         return await self.accept(deliveries)
 
     async def _is_full(self) -> bool:
@@ -150,7 +160,7 @@ class PullMessages:
         settled = self._settled(rows, inserted)
         if settled:
             await self.consumer.ack(settled)
-        new = [row.message_id for row in inserted if row.new]
+        new = [row.id for row in inserted if row.new]
         if self._limit is not None:
             self._limit.room -= len(new)
         about: dict[str, Any] = {"received": len(deliveries), "duplicates": len(deliveries) - len(new)}
@@ -165,7 +175,7 @@ class PullMessages:
         """Return the reply subjects to acknowledge, now that the rows are committed."""
         if self.config.ack_on_receipt:
             return [row.ack_subject for row in rows]
-        done = {row.message_id for row in inserted if row.done or row.parked}
+        done = {row.id for row in inserted if row.done or row.parked}
         if not done:
             return []
         return [row.ack_subject for row in rows if not done.isdisjoint(_ids(row))]
@@ -186,6 +196,8 @@ class PullMessages:
         """
         runnable = [row.message_id for row in inserted if row.new and row.runnable and not row.parked]
         behind = [row.message_id for row in inserted if row.new and not row.runnable]
+        if behind and self.window is not None:
+            self.window.wait_begins()
         if behind and self.order is not None:
             runnable += await self.order.promote(behind)
         return runnable
@@ -218,6 +230,10 @@ class PullMessages:
         return inserted
 
     def _row(self, delivery: Delivery) -> InboxRow:
+        row = self._read_row(delivery)
+        return row.apart() if self.config.apart else row
+
+    def _read_row(self, delivery: Delivery) -> InboxRow:
         """Turn a delivery into a row. If it cannot be read now, it never can: its row is a dead letter."""
         place: dict[str, Any] = {
             "subject": delivery.subject,
@@ -277,14 +293,14 @@ async def enqueue_chunks(
 
 def _ids(row: InboxRow) -> tuple[UUID, UUID]:
     """Return both ids that the inbox may know a message by: its own, or the stand-in of a refused message."""
-    return row.message_id, stand_in_id(row.stream, row.stream_seq)
+    return row.id, stand_in_id(row.stream, row.stream_seq)
 
 
 def _rejected(row: InboxRow, error: MalformedMessage) -> InboxRow:
     """Return a refused row as a dead letter, without the parts that PostgreSQL may have refused."""
     if row.rejected is not None and not row.headers:
         raise error
-    return InboxRow(
+    refused = InboxRow(
         message_id=stand_in_id(row.stream, row.stream_seq),
         subject=row.subject,
         subscription=row.subscription,
@@ -297,9 +313,10 @@ def _rejected(row: InboxRow, error: MalformedMessage) -> InboxRow:
         consumer_seq=row.consumer_seq,
         rejected=row.rejected or DeadLetter(str(error), DeadLetterClass.POISON),
     )
+    return refused if row.source_id is None else refused.apart()
 
 
 def _waits(deliveries: Sequence[Delivery], rows: Sequence[InboxRow], new: set[UUID], now: float) -> list[float]:
     """How long the new messages of a batch were in the stream, in seconds."""
-    stored = [it.stored_at for it, row in zip(deliveries, rows, strict=True) if row.message_id in new]
+    stored = [it.stored_at for it, row in zip(deliveries, rows, strict=True) if row.id in new]
     return [max(0.0, now - at.timestamp()) for at in stored if at is not None]

@@ -23,6 +23,7 @@ from typing import Final
 
 from consumer.key_order import DeliveryNumbers
 from consumer.pull import PullMessages
+from consumer.window import Window
 from relay.adapters.jetstream.stream_reader import StreamReader
 from relay.commands.reconcile import HORIZON, FindMissing, Stored
 from relay.domain.errors import Outage
@@ -57,7 +58,7 @@ class Recovery:
     """Finds and fills the gaps of one subscription. Its methods raise BrokerUnreachable and DatabaseUnreachable.
 
     ``numbers``: set if the subscription is ordered. ``on_receipt``: a message in the inbox is acknowledged,
-    finished or not (``settle = "inbox"``).
+    finished or not (``settle = "inbox"``). ``window``: set otherwise.
     """
 
     context: str
@@ -70,6 +71,7 @@ class Recovery:
     facts: FactSink
     numbers: DeliveryNumbers | None = None
     on_receipt: bool = False
+    window: Window | None = None
     limits: RecoveryLimits = RecoveryLimits()
 
     async def insert_missed(self, seqs: Sequence[int], settled: int = 0, since: datetime | None = None) -> int:
@@ -105,6 +107,8 @@ class Recovery:
         acknowledged again. In an ordered subscription the watermark moves forward.
         """
         before, mark = (await self.consumer.state(), None) if self.numbers is None else await self.numbers.look()
+        if self.window is not None:
+            await self.window.seen(before)
         if before.pending == 0 and _has_arrived(before, mark):
             return 0
         after, upto = _range(before, mark, self.limits.range)

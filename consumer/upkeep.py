@@ -18,6 +18,7 @@ from relay.worker import application, broker
 
 _RECOVER: Final = timedelta(seconds=3)
 _RESCUE: Final = timedelta(seconds=10)
+_COMPARE: Final = timedelta(seconds=10)
 #: How many routines of a context run at the same time. All are due when a fleet starts.
 _MAX_ROUTINES: Final = 8
 #: How many routines of all contexts run at the same time.
@@ -52,7 +53,10 @@ def routines_of(context: str, unfinished: Collection[str] | None) -> Iterator[Ro
     swept = [name for name in settings.subscriptions if unfinished is None or name in unfinished]
     yield Routine("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
     yield Routine("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
+    yield Routine("compare_incidents", _COMPARE, partial(compare_incidents, context), quick)
     for name, subscription in settings.subscriptions.items():
+        if (corrects := wiring.correct(context, name)) is not None:
+            yield Routine(f"correct_dead_letters:{name}", _RECOVER, corrects.run, quick)
         keep = keep_in_progress if name in swept else _nothing
         for what, every, run, slots in (
             ("recover_deliveries", _RECOVER, partial(recover_deliveries, sleep=quick.sleep), quick),
@@ -77,8 +81,13 @@ async def begin(context: str, unfinished: Collection[str] | None) -> RunRoutines
 
 
 async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:
-    """Sweep subscriptions, one after the other."""
-    for subscription in subscriptions:
+    """Sweep subscriptions, one after the other. Where the handler is away, look after its circuit."""
+    names = list(subscriptions)
+    circuits = {name: it for name in names if (it := wiring.circuit(context, name)) is not None}
+    for found in await wiring.circuits(context).open_ones() if circuits else ():
+        if found.subscription in circuits:
+            await circuits[found.subscription].tend(found)
+    for subscription in names:
         await sweep_inbox(context, subscription)
 
 
@@ -90,12 +99,20 @@ async def sweep_inbox(context: str, subscription: str) -> None:
     """Enqueue again what should be in a queue and is not: Redis was flushed, or a worker died.
 
     A message that still waits in a long queue is not lost. If it were enqueued again, the queue would grow and
-    grow. So the sweep takes only messages that were enqueued before the queue's head.
+    grow. So the sweep takes only messages that were enqueued before the queue's head. Messages that have failed
+    have a share of their own, so they are swept apart: thousands of them hide no message that was never tried.
     """
-    waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, jobs.share(context, subscription))
-    ids = await application.inbox(context, subscription).overdue(subscription, _SWEEP_MAX_ROWS, waited)
-    if ids:
-        await wiring.enqueue(context, subscription)(ids)
+    inbox = application.inbox(context, subscription)
+    for failed in (False, True):
+        share = jobs.share(context, subscription, again=failed)
+        waited = await asyncio.to_thread(broker.head_waits, jobs.HANDLE_QUEUE, share)
+        ids = await inbox.overdue(subscription, _SWEEP_MAX_ROWS, waited, failed=failed)
+        if not ids:
+            continue
+        if failed:
+            await wiring.enqueue_later(context, subscription, dict.fromkeys(ids, timedelta()))
+        else:
+            await wiring.enqueue(context, subscription)(ids)
         application.facts(MessagesReEnqueued(context=context, subscription=subscription, count=len(ids)))
 
 
@@ -123,10 +140,13 @@ async def recover_deliveries(
 
 
 async def record_dead_letters(context: str) -> None:
-    """Record new messages of the context's DLQ stream as incidents, and send an alert if one is due."""
+    """Record new messages of the context's DLQ stream as incidents. The scheduler sends their alerts."""
     await wiring.record(context).run()
-    if (alerts := wiring.alerts(context)) is not None:
-        await alerts.run()
+
+
+async def compare_incidents(context: str) -> None:
+    """Record dead messages that have no incident: their letter was lost, or the stream never had it."""
+    await application.context(context).record_incidents.compare()
 
 
 async def reconcile_inbox(context: str, subscription: str, page: int | None) -> None:

@@ -9,31 +9,37 @@ from functools import cache, partial
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from consumer.deadletters import RecordDeadLetters, SendAlerts
-from consumer.functions import PythonEventHandler, check_commands, has_plain
+from consumer.circuit import KeepCircuit
+from consumer.correcting import CorrectDeadLetters
+from consumer.corrections import TIME_LIMIT, corrections
+from consumer.deadletters import RecordDeadLetters
+from consumer.functions import PythonEventHandler, check_commands, check_subscriptions, has_plain
 from consumer.handlers import load
 from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, waiting_messages
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
+from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.broker import delayed
 from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.stream_reader import StreamReader
+from relay.adapters.postgres.circuits import PostgresCircuits
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
-from relay.adapters.webhook import Webhook
 from relay.credentials import http_access
+from relay.domain import outages
+from relay.domain.circuit import CircuitPolicy
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
-from relay.domain.retry import RetryPolicy
+from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.topology import advisory_consumer
 from relay.envelopes import reader
 from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
 from relay.execution.runners import GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
 from relay.settings.urls import hide_url
-from relay.worker import application, broker, runtime, serves
+from relay.worker import application, broker, checks, runtime, serves
 
 #: How many messages a pull request asks for at most.
 _MAX_BATCH_MESSAGES: Final = 300
@@ -58,8 +64,8 @@ def enqueue(context: str, subscription: str) -> Callable[[Sequence[UUID]], Await
 
 
 async def enqueue_later(context: str, subscription: str, delays: dict[UUID, timedelta]) -> None:
-    """Enqueue messages, each alone and after its own delay."""
-    messages = [(jobs.handle(context, subscription, [str(id)]), delay) for id, delay in delays.items()]
+    """Enqueue messages that were tried before, each alone and after its own delay."""
+    messages = [(jobs.handle(context, subscription, [str(id)], again=True), delay) for id, delay in delays.items()]
     if messages:
         again = [delayed(message, delay) if delay else message for message, delay in messages]
         await asyncio.to_thread(broker.enqueue_many, again)
@@ -73,7 +79,7 @@ def calls_plain_functions(context: str, subscription: str) -> bool:
     if settings is None:
         # A message of a subscription that is gone: its actor raises, in a thread.
         return True
-    return settings.python_module is not None and has_plain(load(settings.python_module))
+    return settings.python_module is not None and has_plain(load(settings.python_module).of(subscription))
 
 
 @cache
@@ -84,7 +90,7 @@ def _handler(context: str, name: str) -> HttpEventHandler | PythonEventHandler:
     """
     settings = application.subscription(context, name)
     if settings.python_module is not None:
-        registry = load(settings.python_module)
+        registry = load(settings.python_module).of(name)
         transactions = application.transactions(context, "handler", settings.handler_timeout)
         return PythonEventHandler(
             registry, transactions, timeout=settings.handler_timeout, unknown=settings.unknown
@@ -112,7 +118,12 @@ def _rows(context: str, subscription: str) -> MessageRows:
         context=context,
         subscription=subscription,
         envelope=_envelope(context, subscription),
-        policy=RetryPolicy.of(settings.max_attempts, settings.backoff_initial, settings.backoff_max),
+        policy=RetryPolicy(
+            max_attempts=settings.max_attempts,
+            backoff=Backoff(initial=settings.backoff_initial, maximum=settings.backoff_max),
+            longest=settings.retry_after_max,
+            patience=settings.retry_after_for,
+        ),
         acked=on_receipt(context, subscription),
         nak=gives_back(context, subscription),
         error_text=settings.error_detail == "text",
@@ -127,8 +138,55 @@ def _rows(context: str, subscription: str) -> MessageRows:
         dead_letters=application.context(context).dead_letters,
         facts=application.facts,
         next_of_key=_next_of_key(context, subscription),
+        circuit=circuit(context, subscription),
+        window=window(context, subscription),
     )
     return rows
+
+
+@cache
+def circuits(context: str) -> PostgresCircuits:
+    """The circuits of a context."""
+    return PostgresCircuits(application.context(context).pool)
+
+
+@cache
+def circuit(context: str, subscription: str) -> KeepCircuit | None:
+    """What keeps the circuit of a subscription; None if it wants none."""
+    settings = application.subscription(context, subscription)
+    if not settings.circuit:
+        return None
+    backoff = Backoff(maximum=settings.circuit_probe_max, jitter=0)
+    return KeepCircuit(
+        context=context,
+        subscription=subscription,
+        circuits=circuits(context),
+        inbox=application.inbox(context, subscription),
+        enqueue=enqueue(context, subscription),
+        facts=application.facts,
+        policy=CircuitPolicy(
+            messages=settings.circuit_messages, failures=settings.circuit_failures, probe=backoff
+        ),
+        single=settings.max_attempts == 1,
+        ordered=settings.order != "none",
+        pause=settings.backoff_initial,
+    )
+
+
+@cache
+def window(context: str, subscription: str) -> Window | None:
+    """What keeps room in the window of a subscription; None if all is acknowledged on receipt."""
+    if on_receipt(context, subscription):
+        return None
+    made = Window(
+        context=context,
+        subscription=subscription,
+        inbox=application.inbox(context, subscription),
+        consumer=application.consumer(context, subscription),
+        facts=application.facts,
+    )
+    application.on_stop.append(made.end)
+    return made
 
 
 def _next_of_key(context: str, subscription: str) -> NextOfKey | None:
@@ -204,6 +262,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
         max_inbox=settings.max_inbox,
+        apart=application.settings.comes_later(context, subscription),
     )
     return PullMessages(
         config=config,
@@ -213,6 +272,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         facts=application.facts,
         order=application.order(context, subscription),
         numbers=numbers(context, subscription),
+        window=window(context, subscription),
     )
 
 
@@ -235,18 +295,23 @@ def record(context: str) -> RecordDeadLetters:
     """What records the dead letters of a context."""
     served = application.context(context)
     consumer = application.fetching(served.settings.dead_letter_spec())
-    return RecordDeadLetters(context, consumer, served.incidents, application.facts)
+    return RecordDeadLetters(consumer, served.record_incidents)
 
 
 @cache
-def alerts(context: str) -> SendAlerts | None:
-    """What sends the alerts of a context; None when nobody wants them."""
-    served = application.context(context)
-    alerts = served.settings.alerts
-    if alerts.webhook is None:
+def correct(context: str, name: str) -> CorrectDeadLetters | None:
+    """What corrects the dead letters of a subscription; None if no function does. All modules are loaded now."""
+    found = corrections.of(name, application.subscription(context, name).python_module)
+    if not found:
         return None
-    channel = Webhook(alerts.webhook.get_secret_value(), http_access(alerts, f"contexts.{context}.alerts"))
-    return SendAlerts(context, served.incidents, channel, alerts.per_minute, application.facts)
+    transactions = application.transactions(context, "corrections", TIME_LIMIT)
+    return CorrectDeadLetters(name, found, application.context(context).incidents, transactions)
+
+
+def _check_corrections() -> None:
+    """Raise InvalidHandler for a function that can never run."""
+    known = [it for context in application.settings.contexts.values() for it in context.subscriptions.items()]
+    corrections.check([(name, subscription.python_module) for name, subscription in known])
 
 
 @cache
@@ -266,6 +331,7 @@ def recovery(context: str, subscription: str) -> Recovery:
         facts=application.facts,
         numbers=numbers(context, subscription),
         on_receipt=on_receipt(context, subscription),
+        window=window(context, subscription),
     )
 
 
@@ -284,13 +350,21 @@ def _handlers() -> Iterator[str]:
 
 
 serves["handlers"] = _handlers
+checks.append(_check_corrections)
 
 # Load now, so that a worker does not start with an unusable handler, envelope or credentials.
+_modules = [
+    (sub.name, load(sub.python_module))
+    for context in application.settings.contexts.values()
+    for sub in context.subscriptions.values()
+    if sub.python_module is not None
+]
+check_subscriptions(_modules)
+outages.add(application.settings.outage_errors)
 for _context, _settings in application.settings.contexts.items():
     for _name, _subscription in _settings.subscriptions.items():
         _envelope(_context, _name)
         if _subscription.python_module is None:
             _handler(_context, _name)
         else:
-            check_commands(load(_subscription.python_module), _subscription.filter_subject)
-    alerts(_context)
+            check_commands(load(_subscription.python_module).of(_name), _subscription.filter_subject)

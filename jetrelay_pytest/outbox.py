@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import ModuleType
@@ -31,6 +31,7 @@ from relay import Event, Outbox
 from relay.adapters.postgres.captured_rows import capturing
 from relay.commands.outgoing import outgoing
 from relay.domain.envelopes import handler_request
+from relay.domain.errors import InvalidHandler
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.model import HandlerResult, OutboxEvent, Verdict
 from relay.domain.routing import Routing
@@ -144,6 +145,7 @@ class OutboxInMemory(InMemory):
         self,
         handlers: str | ModuleType | HandlerRegistry,
         *,
+        subscription: str | None = None,
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
         delayed: bool = False,
@@ -152,31 +154,34 @@ class OutboxInMemory(InMemory):
 
         Returns the number of calls. Each call has a transaction of its own, of ``sessions`` or, for coroutines, of
         ``async_sessions``: a sessionmaker; without one, a session without a database. An event without a function
-        there is for others, and is skipped. ``delayed``: also events that are not due yet.
+        there is for others, and is skipped. ``delayed``: also events that are not due yet. ``subscription``: call
+        what handles its messages; needed if functions name subscriptions.
 
         `drain` raises what a function raises. The transaction is rolled back, and the event is due again: the next
         `drain` is its next attempt. Raises Poison for a payload that does not fit the function.
         """
         transactions = Transactions(sessions, async_sessions)
-        return call_each(self._due(handlers, transactions, delayed=delayed))
+        return call_each(self._due(_of(handlers, subscription), transactions, delayed=delayed))
 
     async def drain_async(
         self,
         handlers: str | ModuleType | HandlerRegistry,
         *,
+        subscription: str | None = None,
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
         delayed: bool = False,
     ) -> int:
         """Do what `drain` does, in a test that is a coroutine."""
         transactions = Transactions(sessions, async_sessions)
-        return await call_each_async(self._due(handlers, transactions, delayed=delayed))
+        return await call_each_async(self._due(_of(handlers, subscription), transactions, delayed=delayed))
 
     def deliver(
         self,
         handlers: str | ModuleType | HandlerRegistry,
         event: Event | BaseModel,
         *,
+        subscription: str | None = None,
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
     ) -> None:
@@ -184,21 +189,24 @@ class OutboxInMemory(InMemory):
 
         Raises what the function raises, and Poison if there is none for this event.
         """
-        call(self._delivery(handlers, event, Transactions(sessions, async_sessions)))
+        call(self._delivery(_of(handlers, subscription), event, Transactions(sessions, async_sessions)))
 
     async def deliver_async(
         self,
         handlers: str | ModuleType | HandlerRegistry,
         event: Event | BaseModel,
         *,
+        subscription: str | None = None,
         sessions: Sessions = Session,
         async_sessions: Sessions = AsyncSession,
     ) -> None:
         """Do what `deliver` does, in a test that is a coroutine."""
-        await call_async(self._delivery(handlers, event, Transactions(sessions, async_sessions)))
+        await call_async(
+            self._delivery(_of(handlers, subscription), event, Transactions(sessions, async_sessions))
+        )
 
     def _delivery(
-        self, handlers: str | ModuleType | HandlerRegistry, event: Event | BaseModel, transactions: Transactions
+        self, handlers: HandlerRegistry, event: Event | BaseModel, transactions: Transactions
     ) -> PreparedCall:
         row = _committed(self.context, event)
         prepared = self._prepared(_handler(handlers, transactions, "dead-letter"), row, 1)
@@ -206,7 +214,7 @@ class OutboxInMemory(InMemory):
         return prepared
 
     def _due(
-        self, handlers: str | ModuleType | HandlerRegistry, transactions: Transactions, *, delayed: bool
+        self, handlers: HandlerRegistry, transactions: Transactions, *, delayed: bool
     ) -> Iterator[PreparedCall]:
         """Yield the calls of events that are due. Each event is for the functions of other modules, too."""
         handler = _handler(handlers, transactions, "skip")
@@ -217,7 +225,7 @@ class OutboxInMemory(InMemory):
         """Return the call for an event, or None. Raises Poison, and what an upcaster raises."""
         prepared = handler.prepare(_request(row, self.context, attempt))
         if isinstance(prepared, HandlerResult):
-            if prepared.verdict is Verdict.POISON:
+            if prepared.verdict is Verdict.REFUSED:
                 raise Poison(prepared.detail)
             return None
         return prepared
@@ -234,11 +242,20 @@ def _named(event: str | type[BaseModel] | BaseModel) -> tuple[str, int | None, A
     return registration.event_type, registration.event_version, plain(event) if kind is not event else None
 
 
-def _handler(
-    handlers: str | ModuleType | HandlerRegistry, transactions: Transactions, unknown: Unknown
-) -> PythonEventHandler:
+def _of(handlers: str | ModuleType | HandlerRegistry, subscription: str | None) -> HandlerRegistry:
+    """Return what a subscription calls. Raises InvalidHandler, also if the test must name one."""
     if not isinstance(handlers, HandlerRegistry):
         handlers = load(handlers if isinstance(handlers, str) else handlers.__name__)
+    if subscription is not None:
+        return replace(handlers.of(subscription), name=f"{handlers.name} for {subscription}")
+    if handlers.named:
+        raise InvalidHandler(
+            f"functions of {handlers.name} are for one subscription", hint=f"subscription={min(handlers.named)!r}"
+        )
+    return handlers
+
+
+def _handler(handlers: HandlerRegistry, transactions: Transactions, unknown: Unknown) -> PythonEventHandler:
     test_transactions: Any = transactions
     return PythonEventHandler(handlers, test_transactions, timeout=_LONG, unknown=unknown)
 

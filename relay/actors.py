@@ -13,6 +13,7 @@ from typing import Any
 
 from relay import jobs
 from relay.adapters.jetstream.query_server import AnswerQueries
+from relay.adapters.postgres.sequences import mend_sequences
 from relay.bus.queries import load_queries
 from relay.cron import registry
 from relay.cron.run import CronRows, RunCron
@@ -29,6 +30,7 @@ from relay.worker import (
     OUTAGE_RETRIES,
     actor,
     application,
+    checks,
     exit_on_error,
     long_running,
     metrics,
@@ -64,10 +66,12 @@ async def publish_shard(context: str, shard: int, *more: Any) -> None:
 
 @actor(jobs.RECONCILE_STREAM, priority=5, max_retries=0)
 async def reconcile_stream(context: str, page: int, token: str) -> None:
-    """Compare the PubAck ledger with the stream, and publish again what the stream lost."""
+    """Compare the PubAck ledger with the stream: publish again what the stream lost, note what the outbox lost."""
     async with periodic(jobs.RECONCILE_STREAM.of(context), token) as ours:
         if ours:
+            await mend_sequences(context, application.context(context).pool.connection, application.facts)
             await application.context(context).reconcile.tick(page)
+            await application.orphans(context).tick(page)
 
 
 @actor(jobs.PRUNE, priority=5, max_retries=0)
@@ -117,6 +121,8 @@ with exit_on_error():
         writer(settings, _context)
     for _module in settings.actor_modules:
         importlib.import_module(_module)
+    for _check in checks:
+        _check()
     for _context, _found in settings.contexts.items():
         if _found.queries is not None:
             _answer(_context, _found.queries)

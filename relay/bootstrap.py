@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dramatiq.middleware import Middleware
 from pydantic import SecretStr
 
+from relay import jobs
 from relay.adapters.coldstore import BucketStore, FolderStore
 from relay.adapters.dramatiq.broker import RelayBroker, create_broker
 from relay.adapters.dramatiq.gates import GATE_TIMES, Gates, GateTimes
@@ -19,31 +20,40 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
-from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, NatsStreamLookup
 from relay.adapters.members import Members
+from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
+from relay.adapters.postgres.movements import PostgresMovements
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
+from relay.adapters.postgres.orphans import PostgresOrphans
 from relay.adapters.postgres.outbox import PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
+from relay.commands.adopt import DecideOrphans
+from relay.commands.alerts import SendAlerts
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.incidents import RecordIncidents
 from relay.commands.lag import ReadLag
+from relay.commands.orphans import FindOrphans
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import FindMissing, ReconcileStream
 from relay.concurrency import FairSlots
-from relay.credentials import nats_options, redis_options
+from relay.credentials import http_access, nats_options, redis_options
 from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
+from relay.domain.ordering import LANES
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
 from relay.envelopes import writer
+from relay.jobs import Duty
 from relay.ports import ColdStore, JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 
@@ -65,9 +75,11 @@ class Context:
     publish: PublishOutboxEvents
     dead_letters: RouteToDeadLetter
     incidents: PostgresIncidents
+    record_incidents: RecordIncidents
     reconcile: ReconcileStream
     schedule: PostgresSchedule
     backlogs: PostgresBacklogReader
+    movements: PostgresMovements
 
 
 class Facts:
@@ -200,7 +212,24 @@ class Application:
             consumer=self.consumer(context, name),
             auditor=NatsStreamAuditor(self.nats),
             inbox=PostgresLedger(self.context(context).pool),
+            others=[it for it in self.context(context).settings.subscriptions if it != name],
         )
+
+    def orphans(self, context: str) -> FindOrphans:
+        """The comparison of a context's streams with its outbox. Raises UnknownContext."""
+        parts = self.context(context)
+        streams = [stream.name for stream in parts.settings.event_streams]
+        others = [name for name in self.settings.contexts if name != context]
+        ledger, auditor = PostgresOrphans(parts.pool.connection), NatsStreamAuditor(self.nats)
+        return FindOrphans(context, streams, others, ledger, auditor, self.facts)
+
+    def deciding_orphans(self, context: str) -> DecideOrphans:
+        """What adopts and reports orphans of a context. Raises UnknownContext and ConfigurationError."""
+        parts = self.context(context)
+        rows, reader = PostgresOrphans(parts.pool.connection), NatsStreamAuditor(self.nats)
+        envelope = writer(self.settings, context)
+        routing, system = parts.settings.routing, parts.settings.system_actor
+        return DecideOrphans(context, self.orphans(context), reader, rows, routing, envelope, system)
 
     def transactions(self, context: str, purpose: str, limit: timedelta) -> HandlerTransactions:
         """The transactions of functions on a context's database. They are closed when the process stops.
@@ -252,6 +281,17 @@ class Application:
             ),
             system_actor=settings.system_actor,
         )
+        incidents = PostgresIncidents(pool.connection)
+        record = RecordIncidents(name, incidents, self.facts)
+        dead_letters = RouteToDeadLetter(
+            name,
+            publisher,
+            self.facts,
+            stream=settings.dlq.name,
+            stored=NatsStreamLookup(self.nats),
+            incidents=record,
+            letter_streams=self.settings.letter_streams,
+        )
         return Context(
             name=name,
             settings=settings,
@@ -259,12 +299,54 @@ class Application:
             inbox=PostgresInboxAdapter(pool),
             wakeup=Wakeup(pool, settings.database),
             publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
-            dead_letters=RouteToDeadLetter(name, publisher, self.facts),
-            incidents=PostgresIncidents(pool.connection),
+            dead_letters=dead_letters,
+            incidents=incidents,
+            record_incidents=record,
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pool.connection),
             backlogs=PostgresBacklogReader(pool.connection),
+            movements=PostgresMovements(
+                pool.connection,
+                bound=self.settings.health.stalled_after,
+                dead_head_blocks=settings.publish.dead_head == "block",
+            ),
         )
+
+
+def duties(context: ContextSettings) -> list[Duty]:
+    """The duties of a context, which have gates. While much waits, it has as many shards as lanes at most."""
+    name = context.name
+    found = [jobs.PUBLISH.of(name, number) for number in range(LANES)]
+    found += [jobs.PULL.of(name, it) for it in context.subscriptions]
+    kinds = (
+        jobs.RECONCILE_STREAM,
+        jobs.PRUNE,
+        jobs.LOOK_AFTER,
+        jobs.DELIVER_TASKS,
+        jobs.SWEEP_TASKS,
+        jobs.ARCHIVE,
+    )
+    return [*found, *(kind.of(name) for kind in kinds)]
+
+
+def alert_sender(context: ContextSettings, alerts: PostgresAlerts, facts: FactSink) -> SendAlerts:
+    """What sends the alerts of a context. Raises ConfigurationError for a certificate that cannot be used."""
+    settings, channel = context.alerts, None
+    if settings.webhook is not None:
+        from relay.adapters.webhook import Webhook  # noqa: PLC0415 - loads the HTTP client
+
+        access = http_access(settings, f"contexts.{context.name}.alerts")
+        channel = Webhook(settings.webhook.get_secret_value(), access)
+    return SendAlerts(
+        context=context.name,
+        alerts=alerts,
+        channel=channel,
+        facts=facts,
+        per_minute=settings.per_minute,
+        runbook=settings.runbook,
+        classes=settings.classes,
+        subscriptions=settings.subscriptions,
+    )
 
 
 def cold_store(archive: ArchiveSettings) -> ColdStore | None:

@@ -38,6 +38,25 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether an error that a user's code seems to have raised is meant for the current task itself.
+
+    Such errors are our own cancellation, and the end of a coroutine that is thrown away. Anything else is a
+    failure of that code, also SystemExit and KeyboardInterrupt: signals come to the main thread only. For these
+    two asyncio would end the event loop.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return is_cancelled()
+    return isinstance(error, GeneratorExit) and not _in_task()
+
+
+def _in_task() -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # no loop runs
+        return False
+
+
 async def end(task: asyncio.Task[Any], *, again_after: float = _CANCEL_AGAIN_S) -> None:
     """Cancel a task and wait until it has ended. Its errors are dropped.
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from dramatiq import Message
 
-from relay.adapters.dramatiq.shares import SHARE
+from relay.adapters.dramatiq.shares import AGAIN, SHARE
 from relay.domain.schedule import WaitingRun
 from relay.domain.tasks import DEFAULT_QUEUE, TaskRef
 
@@ -90,10 +90,10 @@ RUN_CRON: Final = "run_cron"
 RUN_TASK: Final = "run_task"
 
 
-def handle(context: str, subscription: str, ids: Sequence[str]) -> Message[Any]:
-    """The job that handles one message, or a chunk of several."""
+def handle(context: str, subscription: str, ids: Sequence[str], *, again: bool = False) -> Message[Any]:
+    """The job that handles one message, or a chunk of several. ``again``: they were tried before."""
     actor, what = (HANDLE_MESSAGE, ids[0]) if len(ids) == 1 else (HANDLE_CHUNK, list(ids))
-    return _row(HANDLE_QUEUE, actor, share(context, subscription), context, subscription, what)
+    return _row(HANDLE_QUEUE, actor, share(context, subscription, again=again), context, subscription, what)
 
 
 def handled_id(message: Message[Any]) -> UUID:
@@ -127,9 +127,12 @@ def task_queue(queue: str = DEFAULT_QUEUE) -> str:
     return f"relay-task-{queue}"
 
 
-def share(context: str, name: str) -> str:
-    """The share that a subscription or a cron job has of its queue (see `relay.adapters.dramatiq.shares`)."""
-    return f"{context}/{name}"
+def share(context: str, name: str, *, again: bool = False) -> str:
+    """The share that a subscription or a cron job has of its queue (see `relay.adapters.dramatiq.shares`).
+
+    ``again``: that of its rows that were tried before.
+    """
+    return f"{context}/{name}{AGAIN if again else ''}"
 
 
 def _row(queue: str, actor: str, share: str, *args: str | list[str], **options: int) -> Message[Any]:

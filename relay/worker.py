@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import dramatiq
 from dramatiq.errors import Retry
-from dramatiq.middleware import Retries
 
 from relay import failpoints, jobs
 from relay.adapters.dramatiq.gates import LONGEST_BACKOFF, Hold
+from relay.adapters.dramatiq.retries import BACKOFF, BackoffRetries, RetryJob
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.dramatiq.work_queue import LoopActor
 from relay.adapters.members import Heart, this_process, up_seconds
@@ -32,6 +32,7 @@ from relay.domain.archive import ArchiveBusy
 from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
 from relay.domain.members import Member, State
+from relay.domain.retry import Backoff
 from relay.jobs import Duty, DutyKind
 from relay.monitoring import Exposition, worker_heartbeat, worker_metrics
 from relay.settings import load_settings
@@ -68,12 +69,8 @@ if tracing is not None:
     application.facts.listen(tracing)
     application.on_start.append(tracing.start)
 
-#: Dramatiq's own back-off for jobs that wait for a server: 1 s to 4 s with jitter, without a limit of retries.
-OUTAGE_RETRIES: Final[dict[str, Any]] = {
-    "max_retries": None,
-    "min_backoff": 1_000,
-    "max_backoff": int(LONGEST_BACKOFF.total_seconds() * 1_000),
-}
+#: For jobs that wait for a server: a back-off of 1 s to 4 s, without a limit of retries.
+OUTAGE_RETRIES: Final[dict[str, Any]] = {"max_retries": None, BACKOFF: Backoff(maximum=LONGEST_BACKOFF)}
 
 #: The pause before Redis is asked again which jobs a killed worker had.
 _TAKE_OVER_PAUSE_S: Final = 1.0
@@ -153,8 +150,8 @@ async def long_running(work: Duty, token: str) -> AsyncIterator[Hold]:
 
     The job checks its hold again and again, and ends when it is false.
 
-    An outage becomes Dramatiq's Retry, so that its middleware supplies the back-off. Meanwhile the gate stays
-    closed; otherwise each tick would add a job. The gate opens by itself if the job does not return.
+    An outage becomes Dramatiq's Retry, and its middleware supplies the back-off (OUTAGE_RETRIES). Meanwhile the
+    gate stays closed; otherwise each tick would add a job. The gate opens by itself if the job does not return.
     """
     async with application.gates.hold(work.key, token) as ours:
         try:
@@ -162,7 +159,7 @@ async def long_running(work: Duty, token: str) -> AsyncIterator[Hold]:
         except Outage as error:
             application.facts(OutageSeen(context=work.context, server=error.server, error=error.explanation))
             await application.gates.back_off(work.key, token)
-            raise Retry(str(error)) from None
+            raise Retry(error.code) from None
     if ours:
         await application.gates.close(work.key, token)
 
@@ -195,7 +192,7 @@ budgets: dict[str, int | None] = {jobs.ARCHIVE_QUEUE: 1}
 runtime = WorkerRuntime(start=_start, quiesce=application.quiesce, stop=application.stop, budgets=budgets)
 if heartbeat is not None:
     heartbeat.usage = runtime.usage
-broker = job_broker(settings, [Retries(), runtime, Exposition(settings)])
+broker = job_broker(settings, [BackoffRetries(), runtime, Exposition(settings)])
 dramatiq.set_broker(broker)
 
 
@@ -216,6 +213,10 @@ serves: dict[str, Callable[[], Iterable[str]]] = {
         f"{name}.{sub}" for name, it in settings.contexts.items() for sub in it.subscriptions
     ),
 }
+
+
+#: What must hold when all modules with actors are loaded. Each raises a RelayError.
+checks: list[Callable[[], None]] = []
 
 
 def _say_ready() -> None:
@@ -251,7 +252,7 @@ def actor(kind: DutyKind, **options: Any) -> Callable[[Function], Any]:
 
 
 def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any]:
-    """Register a function as the actor for rows. The row decides about another attempt; Retries delays the job.
+    """Register a function as the actor for rows. The row decides about an attempt; `BackoffRetries` delays it.
 
     The event loop runs a coroutine itself, without a thread that waits (`relay.adapters.dramatiq.work_queue`).
     """
@@ -259,7 +260,8 @@ def row_actor(name: str, queue: str, **options: Any) -> Callable[[Function], Any
     def register(function: Function) -> Any:
         if asyncio.iscoroutinefunction(function):
             runtime.on_loop[name] = LoopActor(function)
-        options.setdefault("max_retries", None)
+        if options.setdefault("max_retries", None) is None:
+            options[BACKOFF] = Backoff()
         return dramatiq.actor(actor_name=name, queue_name=queue, **options)(function)
 
     return register
@@ -281,4 +283,4 @@ def on_loop(name: str, *, unless: Callable[..., bool]) -> Callable[[Function], F
 def try_again(delay: timedelta | None) -> None:
     """End an actor; with a delay, its row is tried again after that."""
     if delay is not None:
-        raise Retry(delay=int(delay / timedelta(milliseconds=1)))
+        raise RetryJob(delay)

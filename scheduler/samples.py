@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from dataclasses import replace
 
 from relay.bootstrap import Application
 from relay.commands.lag import CONTEXTS_AT_ONCE
@@ -12,8 +13,9 @@ from relay.domain.facts import BacklogsSampled, LagSampled
 
 async def sample_backlogs(application: Application, context: str) -> None:
     """Count what waits, for the metrics. Raises DatabaseUnreachable and SchemaMissing."""
-    backlogs = await application.context(context).backlogs.backlogs()
-    application.facts(BacklogsSampled(context=context, backlogs=backlogs))
+    parts = application.context(context)
+    backlogs, standing = await parts.backlogs.backlogs(), await parts.movements.standing()
+    application.facts(BacklogsSampled(context=context, backlogs=replace(backlogs, standing=standing)))
 
 
 async def sample_lag(application: Application, context: str) -> None:

@@ -16,10 +16,10 @@ from relay import jobs
 from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.postgres.wakeup import TASKS
-from relay.bootstrap import Application
+from relay.bootstrap import Application, duties
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.jobs import Duty
-from scheduler import brake
+from scheduler import alerts, brake
 from scheduler.polls import POLL_LIMITS, Hints, Pace, PollLimits, PublishTick, Sender
 from scheduler.samples import sample_backlogs, sample_lag
 
@@ -30,6 +30,8 @@ _PRUNE: Final = timedelta(hours=1)
 _ARCHIVE: Final = timedelta(hours=1)
 #: How often to check for duties whose job was lost.
 _LOOK: Final = timedelta(seconds=2)
+#: How often to check for gates that would never expire.
+_MEND: Final = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ def ticks(
     for tick in _seldom(application, send, context):
         yield replace(tick, tick=resend.noting(tick.name, tick.tick))
     yield Tick(f"resend:{context}", _LOOK, resend.tick, on_lead=resend.sent.clear)
+    gates = [duty.key for duty in duties(application.context(context).settings)]
+    yield Tick(f"mend:{context}", _MEND, partial(application.gates.mend, gates))
 
 
 def _frequent(
@@ -77,6 +81,9 @@ def _frequent(
         check = brake.BrakeTick(settings, writer, application.facts, brake_times)
         yield Tick(f"brake:{context}", brake.EVERY, check.tick, check.take_over)
     yield from _tasks(application, send, context, limits)
+    sender, conditions = alerts.sender_and_conditions(application, context)
+    yield Tick(f"alerts:{context}", alerts.EVERY, sender.run)
+    yield Tick(f"conditions:{context}", settings.alerts.check_every, conditions.tick)
     if application.settings.metrics.scheduler is not None:
         interval = application.settings.metrics.interval
         yield Tick(f"metrics:{context}", interval, partial(sample_backlogs, application, context))

@@ -6,7 +6,9 @@ def send_welcome_email(email: WelcomeEmail, session: Session) -> None: ...
 schedule(session, send_welcome_email, WelcomeEmail(user_id=user.id))
 """
 
+from relay.domain.retry import Dead, Never, RetryLater
+from tasks.corrections import FailedTask, on_failed
 from tasks.outbox import schedule
 from tasks.registry import TaskContext, task
 
-__all__ = ["TaskContext", "schedule", "task"]
+__all__ = ["Dead", "FailedTask", "Never", "RetryLater", "TaskContext", "on_failed", "schedule", "task"]

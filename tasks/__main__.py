@@ -12,11 +12,13 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final
 
+from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
-from relay.bootstrap import Facts
+from relay.bootstrap import Facts, alert_sender
+from relay.concurrency import end
 from relay.domain.errors import ConfigurationError, RelayError
 from relay.execution.runners import Completions, RunOnLoop
 from relay.monitoring import tasks_metrics
@@ -79,6 +81,9 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
         budgets = Budgets(settings.max_connections)
         started = [await _start(it, budgets, facts, options, stack) for it in settings.contexts.values()]
         loops = [asyncio.create_task(worker.run(run)) for worker, run in started]
+        for worker, _ in started:
+            telling = asyncio.create_task(worker.tell())
+            stack.push_async_callback(end, telling)
         tasks = ", ".join(sorted(registry.handlers))
         _log.info("ready: contexts %s; tasks %s", ", ".join(settings.contexts), tasks)
         waiting = asyncio.create_task(stop.wait())
@@ -107,7 +112,8 @@ async def _start(
     )
     stack.push_async_callback(transactions.close)
     tasks = PostgresTasks(pool)
-    worker = TaskWorker(context.name, tasks, facts, threads=threads, queues=options.queues)
+    alerts = alert_sender(context, PostgresAlerts(pool.connection), facts)
+    worker = TaskWorker(context.name, tasks, facts, alerts.run, threads=threads, queues=options.queues)
     rows = TaskRows(
         context=context.name,
         tasks=tasks,

@@ -21,7 +21,7 @@ from relay.domain.disclosure import validation
 from relay.domain.errors import InvalidHandler, InvalidPayload
 from relay.domain.identity import Id
 from relay.domain.limits import check_key, encode_payload
-from relay.domain.retry import Backoff, RetryPolicy
+from relay.domain.retry import Backoff, RetryFunction, RetryPolicy
 from relay.domain.tasks import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
@@ -32,6 +32,7 @@ from relay.domain.tasks import (
     check_type,
 )
 from relay.execution.calls import Function
+from relay.execution.retry_rules import RetryRule
 from relay.execution.signatures import Inject, Injectable, read
 from relay.settings.values import parse_duration
 
@@ -118,6 +119,8 @@ class TaskRegistry:
     """The task handlers of a process, one for each type."""
 
     handlers: dict[str, TaskHandler] = field(default_factory=dict)
+    #: What to run when a task of a type has failed for good.
+    corrections: dict[str, Function] = field(default_factory=dict)
     _types: dict[Callable[..., Any], str] = field(default_factory=dict)
     _watchers: list[Callable[[str], None]] = field(default_factory=list)
 
@@ -135,6 +138,13 @@ class TaskRegistry:
         self._types[function] = handler.type
         for watcher in self._watchers:
             watcher(handler.queue)
+
+    def correct(self, task_type: str, correction: Function) -> None:
+        """Register what to run when a task of the type has failed. Raises InvalidHandler if it has one already."""
+        if (other := self.corrections.get(task_type)) is not None:
+            where = f"{other.function.__module__}.{other.function.__qualname__}"
+            raise InvalidHandler(f"the failure of {task_type} is corrected by {where} already")
+        self.corrections[task_type] = correction
 
     def watch(self, watcher: Callable[[str], None]) -> None:
         """Call ``watcher`` with the queue of every handler, present and future."""
@@ -174,6 +184,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
     rate_limit: str | None = None,
     concurrency: int | None = None,
     concurrency_key: Key | None = None,
+    retry: RetryFunction | None = None,
     into: TaskRegistry = registry,
 ) -> Callable[[Decorated], Decorated]:
     """Register a function as the handler of a type of task; it stays an ordinary function.
@@ -181,13 +192,15 @@ def task(  # noqa: PLR0913 - each option is one keyword
     ``priority``: 0 first, 100 last. ``backoff``: the wait after the first failure, which doubles, and the longest.
     ``time_limit``: for one attempt. ``rate_limit``: ``"100/1m"``, starts of this type, evenly spaced over all
     workers. ``concurrency``: how many may run at once, of the type or of each ``concurrency_key`` (a field of the
-    payload, or a function of it). Raises InvalidTask and InvalidHandler.
+    payload, or a function of it). ``retry``: says instead of ``backoff``, for each exception, when to try again;
+    see `RetryFunction`. Raises InvalidTask and InvalidHandler.
     """
     if concurrency_key is not None and concurrency is None:
         raise InvalidTask("needs a limit", field="concurrency_key", hint="concurrency=1")
     if max_retries < 0 or (concurrency is not None and concurrency < 1):
         name = "max_retries" if max_retries < 0 else "concurrency"
         raise InvalidTask("is too small", field=name)
+    rule = None if retry is None else RetryRule(retry)
     options: dict[str, Any] = {
         "type": check_type(type),
         "queue": check_queue(queue),
@@ -199,7 +212,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
     }
 
     def register(function: Decorated) -> Decorated:
-        into.add(TaskHandler(function=Function(function, read(function, _INJECTABLE)), **options))
+        into.add(TaskHandler(function=Function(function, read(function, _INJECTABLE), rule), **options))
         return function
 
     return register

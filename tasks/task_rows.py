@@ -7,14 +7,20 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from pydantic import ValidationError
 
 from relay.adapters.postgres.pipeline import Command
-from relay.adapters.postgres.tasks import PostgresTasks, claim_command, give_back_command, prefetch_command
+from relay.adapters.postgres.tasks import (
+    PostgresTasks,
+    claim_command,
+    fail_command,
+    give_back_command,
+    prefetch_command,
+)
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
 from relay.domain.disclosure import validation
@@ -30,20 +36,26 @@ from relay.domain.facts import (
     Traced,
 )
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
-from relay.domain.model import HandlerResult
+from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide, unanswered
+from relay.domain.reasons import in_short
+from relay.domain.retry import Later
 from relay.domain.tasks import BackgroundTask, ClaimedTask, PutOff, TaskRef
 from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
-from relay.execution.calls import Calls, PreparedCall, answered
+from relay.execution.calls import Calls, Function, PreparedCall, answered
 from relay.execution.rows import Decided, Terms, Unclaimed
 from relay.execution.signatures import Inject
 from relay.failpoints import reach
+from tasks.corrections import TIME_LIMIT, FailedTask
 from tasks.registry import TaskContext, TaskHandler, TaskRegistry
 
 #: If a slot of the rate limit is free within this time, the task waits here: delays of a queue are too coarse.
 _SOON: Final = timedelta(milliseconds=500)
 #: How long a task waits when no loaded module registers its type, usually for a deployment.
 _UNHANDLED: Final = PutOff(timedelta(seconds=10), "handler")
+
+#: How many corrections of a context run at once in a process. Those past their time limit count too.
+_MAX_CORRECTIONS: Final = 8
 
 #: How long a claim of a task holds if nobody renews it.
 LEASE: Final = timedelta(seconds=8)
@@ -65,7 +77,7 @@ class TaskRows:
 
     ``size``: how many of a queue run at once on the event loop. ``error_text``: whether to keep the full text of
     exceptions, which may show payload. ``lease``: a claim outlives a dead worker by at most this time; a live
-    worker renews it during a call.
+    worker renews it during a call. ``correction_limit``: how long a correction may take.
     """
 
     context: str
@@ -77,7 +89,9 @@ class TaskRows:
     size: int
     error_text: bool = False
     lease: timedelta = LEASE
+    correction_limit: timedelta = TIME_LIMIT
     _calls: dict[str, Calls] = field(init=False, default_factory=dict)
+    _corrections: Calls = field(init=False, default_factory=lambda: Calls(_MAX_CORRECTIONS))
 
     after_claim = "after_task_claim"
 
@@ -89,13 +103,13 @@ class TaskRows:
         if handler is None:
             await self.tasks.put_off(key.id, _UNHANDLED)
             self.facts(TaskUnhandled(context=self.context, task_id=key.id, task_type=key.type))
-            return Unclaimed(_UNHANDLED.delay)
+            return Unclaimed(Later.of(_UNHANDLED.delay, f"waits for {_UNHANDLED.waits_for}"))
         started = await self._start(key.id, handler)
         if not isinstance(started, PutOff):
             return started
         about: dict[str, Any] = {"context": self.context, "task_id": key.id, "task_type": key.type}
         self.facts(TaskPutOff(**about, waits_for=started.waits_for, delay_seconds=started.delay.total_seconds()))
-        return Unclaimed(started.delay)
+        return Unclaimed(Later.of(started.delay, f"waits for {started.waits_for}"))
 
     async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
         """Claim the task; wait here if its slot of the rate limit is near."""
@@ -131,7 +145,7 @@ class TaskRows:
         handler = self.registry.find(call.injected[Inject.CONTEXT].task_type)
         assert handler is not None
         calls = self._calls.setdefault(handler.queue, Calls(self.size))
-        return await answered(calls.run(call), handler.time_limit.total_seconds())
+        return await answered(calls.run(call), handler.time_limit.total_seconds(), call)
 
     def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
         """Report the answer, and apply the type's policy to it."""
@@ -139,7 +153,8 @@ class TaskRows:
         self.facts(TaskAnswered(context=self.context, task_type=claim.type, seconds=seconds, traced=traced))
         reach("after_task_answer")
         shown = result.in_full() if self.error_text else result
-        return decide(shown, claim.attempts, self._handler(claim).policy, random.random())  # noqa: S311
+        age = datetime.now(UTC) - claim.due_at
+        return decide(shown, claim.attempts, self._handler(claim).policy, random.random(), age)  # noqa: S311
 
     async def mark(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """Mark tasks as completed."""
@@ -156,16 +171,33 @@ class TaskRows:
         """Record a failure."""
         try:
             if isinstance(verdict, DeadLetter):
-                if await self.tasks.fail(claim, verdict.reason):
+                if await self._fail(claim, verdict.reason):
                     self.facts(TaskFailed(**self._about(claim), error=verdict.reason))
                 return None
             if not await self.tasks.record_error(claim, verdict):
                 return None
             seconds = verdict.delay.total_seconds()
             self.facts(TaskRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
-            return verdict.delay
+            return Later.of(verdict.delay, in_short(verdict.error))
         finally:
             await self._next(claim)
+
+    async def _fail(self, claim: ClaimedTask, reason: str) -> bool:
+        """End a task as failed, in the transaction of its correction if it has one. False: the claim was lost."""
+        correction = self.registry.corrections.get(claim.type)
+        if correction is None:
+            return await self.tasks.fail(claim, reason)
+        limit = self.correction_limit
+        if not await self.tasks.renew(claim, limit + self.lease):
+            return False
+        name, parameters = fail_command(claim, reason)
+        settlement = Settlement(name, dict(parameters), limit)
+        call = correcting(claim, correction, reason, settlement, self.transactions)
+        result = await answered(self._corrections.run(call), limit.total_seconds())
+        if result.settled:
+            return True
+        failed = result.verdict not in (Verdict.PROCESSED, Verdict.ALREADY_PROCESSED)
+        return await self.tasks.fail(claim, reason, (result.detail or "it failed") if failed else None)
 
     async def _next(self, claim: ClaimedTask) -> None:
         """Deliver the next task of the key. If this fails, that task tries again by itself."""
@@ -254,6 +286,30 @@ def prepared(
         Settlement("tasks/settle", {"id": task.id, "token": token}, handler.time_limit),
         transactions,
     )
+
+
+def correcting(
+    claim: ClaimedTask,
+    correction: Function,
+    reason: str,
+    settlement: Settlement,
+    transactions: HandlerTransactions,
+) -> PreparedCall:
+    """The call of a function for a task that has failed for good."""
+    originals = claim.originals or NO_ORIGINALS
+    correlation_id = shown(claim.correlation_id or claim.id, originals, CORRELATION_ID)
+    failed = FailedTask.read(
+        claim.payload,
+        task_id=claim.id,
+        task_type=claim.type,
+        reason=reason,
+        attempts=claim.attempts,
+        correlation_id=correlation_id,
+        causation_id=shown(claim.causation_id, originals, CAUSATION_ID),
+        metadata=claim.metadata,
+    )
+    context = RequestContext(correlation_id=correlation_id, causation_id=claim.id, traceparent=_span(claim))
+    return PreparedCall(claim.id, correction, failed, {}, context, settlement, transactions)
 
 
 def _span(claim: ClaimedTask) -> str | None:

@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Final, TypeAlias
 
 from relay.adapters.postgres.tasks import PostgresTasks
+from relay.concurrency import is_cancelled
 from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen
 from relay.domain.tasks import ClaimedTask, TaskRef
@@ -24,6 +25,9 @@ from tasks.task_rows import TaskKey
 
 #: How often to look for lost tasks, in seconds.
 _SWEEP_INTERVAL_S: Final = 1.0
+
+#: How often to look for alerts to send, in seconds.
+_ALERT_INTERVAL_S: Final = 3.0
 
 #: What runs a context's tasks on the event loop.
 Tasks: TypeAlias = RunRow[TaskKey, ClaimedTask, PreparedCall]
@@ -42,6 +46,7 @@ class TaskWorker:
         context: str,
         tasks: PostgresTasks,
         facts: FactSink,
+        send_alerts: Callable[[], Awaitable[object]] | None = None,
         *,
         threads: int,
         queues: Sequence[str] | None = None,
@@ -50,6 +55,7 @@ class TaskWorker:
         self._context = context
         self._tasks = tasks
         self._facts = facts
+        self._send_alerts = send_alerts
         self._threads = threads
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._begun = Counter[str]()
@@ -77,6 +83,15 @@ class TaskWorker:
             looks += 1
             if not moved:
                 await self._wait()
+
+    async def tell(self) -> None:
+        """Send alerts until cancelled: no scheduler may run beside this process."""
+        while self._send_alerts is not None and not is_cancelled():
+            try:
+                await self._send_alerts()
+            except Outage as error:
+                self._facts(OutageSeen(context=self._context, server="postgresql", error=error.explanation))
+            await asyncio.sleep(_ALERT_INTERVAL_S)
 
     def stop(self) -> None:
         """Take no more tasks."""

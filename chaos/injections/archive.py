@@ -30,9 +30,13 @@ WHERE published_at BETWEEN now() - interval '12 hours' AND now() - interval '60 
 ORDER BY seq
 LIMIT %s
 """
+#: What both readers of a message have done.
 _FINISHED: Final = """
-SELECT message_id::text FROM inbox_messages
-WHERE message_id = ANY(%s::uuid[]) AND processed_at < now() - interval '30 s'
+SELECT coalesce(source_id, message_id)::text FROM inbox_messages
+WHERE (message_id = ANY(%(ids)s::uuid[]) OR source_id = ANY(%(ids)s::uuid[])) AND subscription <> 'twin'
+GROUP BY 1
+HAVING bool_and(processed_at IS NOT NULL AND processed_at < now() - interval '30 s')
+   AND (count(*) FILTER (WHERE subscription = 'audit') > 0 OR bool_and(subscription <> 'python'))
 """
 #: A day older, rows are far older than `deployment` asks for.
 _AGE_EVENTS: Final = """
@@ -41,7 +45,7 @@ UPDATE outbox_events SET published_at = published_at - interval '1 day' WHERE id
 _AGE_MESSAGES: Final = """
 UPDATE inbox_messages
 SET received_at = received_at - interval '1 day', processed_at = processed_at - interval '1 day'
-WHERE message_id = ANY(%s::uuid[])
+WHERE message_id = ANY(%(ids)s::uuid[]) OR source_id = ANY(%(ids)s::uuid[])
 """
 
 
@@ -64,12 +68,12 @@ def _age(stage: Stage) -> int:
         psycopg.connect(urls[PRODUCING], connect_timeout=5) as shop,
     ):
         places: dict[str, int] = dict(shop.execute(_EVENTS.encode(), [_MOST]).fetchall())
-        finished = [id for [id] in sea.execute(_FINISHED.encode(), [list(places)]).fetchall()]
+        finished = [id for [id] in sea.execute(_FINISHED.encode(), {"ids": list(places)}).fetchall()]
         gone = asyncio.run(_delete(stage, {id: places[id] for id in finished}))
         # First the outbox: an event that the stream lacks is published again unless it is old.
         shop.execute(_AGE_EVENTS.encode(), [gone])
         shop.commit()
-        sea.execute(_AGE_MESSAGES.encode(), [gone])
+        sea.execute(_AGE_MESSAGES.encode(), {"ids": gone})
     return len(gone)
 
 

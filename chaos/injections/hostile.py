@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from chaos.deployment import PRODUCING, STREAM
-from chaos.history import Hostile
+import psycopg
+
+from chaos.deployment import CONSUMING, LETTER_READER, PRODUCING, STREAM
+from chaos.history import Forged, Hostile
 from chaos.stage import Stage
 from relay.devstack.errors import DevStackError
 from relay.domain.identity import stand_in_id
+from relay.domain.letters import letter_id
 
 _SECONDS: Final = 10.0
 _BODY: Final = b'{"key": "hostile"}'
@@ -27,6 +30,12 @@ SUBJECTS: Final = (
     f"{PRODUCING}.event.http.v1.".encode() + b"x" * 2_000,
 )
 _INBOX: Final = "_chaos.hostile"
+#: Messages that wait, and some that do not.
+_SOME: Final = """
+SELECT message_id, subscription, requeues + 1 FROM inbox_messages WHERE subscription <> %s
+ORDER BY processed_at IS NULL DESC, random() LIMIT 20
+"""
+_SAYS: Final = {"class": "exhausted", "reason": "forged", "attempts": 1, "original_subject": "forged"}
 
 
 @contextmanager
@@ -38,6 +47,22 @@ def hostile_messages(stage: Stage, _target: str) -> Iterator[None]:
             seq = client.publish(subject, id)
             stage.history.write(Hostile(stage.number, id, seq, str(stand_in_id(STREAM, seq))))
     stage.note(f"{len(SUBJECTS)} messages")
+    yield
+
+
+@contextmanager
+def forged_letters(stage: Stage, _target: str) -> Iterator[None]:
+    """Letters about messages that are handled, or will die, and foreign messages under the ids of real letters."""
+    with psycopg.connect(stage.rig.urls[CONSUMING], connect_timeout=5) as connection:
+        rows = connection.execute(_SOME, [LETTER_READER]).fetchall()
+    with Client(stage.rig.nats.url) as client:
+        for place, (id, subscription, occurrence) in enumerate(rows):
+            own = str(letter_id(CONSUMING, subscription, id, occurrence))
+            letter = {"message_id": str(id), "occurrence": occurrence, "subscription": subscription, **_SAYS}
+            for name, body in ((f"forged-{stage.number}-{place}", json.dumps(letter).encode()), (own, b"foreign")):
+                client.publish(f"{CONSUMING}.dlq.forged".encode(), name, body)
+    stage.history.write(Forged(stage.number, 2 * len(rows)))
+    stage.note(f"{2 * len(rows)} letters")
     yield
 
 
@@ -63,12 +88,12 @@ class Client:
         self._lines.close()
         self._socket.close()
 
-    def publish(self, subject: bytes, id: str) -> int:
+    def publish(self, subject: bytes, id: str, body: bytes = _BODY) -> int:
         """Publish a message into the stream; returns its sequence number. Raises DevStackError and OSError."""
         headers = f"NATS/1.0\r\nNats-Msg-Id: {id}\r\n\r\n".encode()
-        sizes = f"{len(headers)} {len(headers) + len(_BODY)}".encode()
+        sizes = f"{len(headers)} {len(headers) + len(body)}".encode()
         self._socket.sendall(
-            b"HPUB " + subject + f" {_INBOX} ".encode() + sizes + b"\r\n" + headers + _BODY + b"\r\n"
+            b"HPUB " + subject + f" {_INBOX} ".encode() + sizes + b"\r\n" + headers + body + b"\r\n"
         )
         *_, size = self._line(b"MSG", b"HMSG").split()
         answer = self._lines.read(int(size) + 2)

@@ -15,7 +15,7 @@ import psycopg
 from chaos.cron_jobs import ASKED
 from chaos.deployment import CONSUMING, NEXT_RELEASE, PRODUCING
 from chaos.history import CRASHED, Operated, now
-from chaos.service import HANGING
+from chaos.service import AWAY, HANGING
 from chaos.stage import Stage
 from relay.adapters.postgres.migrations import status, upgrade
 from relay.domain.errors import RelayError
@@ -43,8 +43,13 @@ _PUBLISHED: Final = """
 SELECT id::text, id::text FROM outbox_events
 WHERE published_at > now() - interval '30 s' ORDER BY random() LIMIT %s
 """
+_OPEN: Final = """
+SELECT id::text, coalesce(originals ->> 'id', message_id::text)
+FROM dead_letters WHERE status = 'open' ORDER BY random() LIMIT %s
+"""
 _DEAD: Final = """
-SELECT id::text, message_id::text FROM dead_letters WHERE status = 'open' ORDER BY random() LIMIT %s
+SELECT id::text, coalesce(originals ->> 'id', message_id::text) FROM dead_letters
+WHERE status = 'open' AND class <> 'unconfirmed' AND subscription <> 'dead_letters' ORDER BY random() LIMIT %s
 """
 _HOLD: Final = "SELECT (SELECT count(*) FROM outbox_events), (SELECT count(*) FROM inbox_messages)"
 _UPKEEP: Final = ("REINDEX TABLE CONCURRENTLY", "VACUUM")
@@ -68,7 +73,7 @@ def _dlq_requeue(stage: Stage) -> Sequence[str]:
 
 
 def _dlq_discard(stage: Stage) -> Sequence[str]:
-    ids = _chosen(stage, "discard", CONSUMING, _DEAD)
+    ids = _chosen(stage, "discard", CONSUMING, _OPEN)
     return ("dlq", "discard", *ids, "--context", CONSUMING, *_NOTE) if ids else ()
 
 
@@ -213,6 +218,24 @@ def _behind(stage: Stage, context: str, statement: str) -> int:
     with psycopg.connect(stage.rig.urls[context], connect_timeout=5) as connection:
         [count] = connection.execute(statement.encode()).fetchone() or (0,)
         return int(count)
+
+
+@contextmanager
+def away(stage: Stage, _target: str) -> Iterator[None]:
+    """A handler answers 503 to every call, beside others that do well. What it does not handle is not lost."""
+    flag = stage.rig.history / AWAY
+    flag.touch()
+    try:
+        yield
+    finally:
+        flag.unlink()
+
+
+@contextmanager
+def failing(stage: Stage, _target: str) -> Iterator[None]:
+    """More messages come than JetStream's window has places, and the service always fails for them."""
+    stage.commit("failing", stage.failing)
+    yield
 
 
 @contextmanager

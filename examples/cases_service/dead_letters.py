@@ -1,4 +1,4 @@
-"""Block 4, the DLQ subscriber: a dead letter of the subscriber becomes a case for the people on duty.
+"""Block 4, the DLQ subscriber: a dead letter, and any other final failure, becomes a case for the people on duty.
 
 jetrelay records each dead letter as an incident and calls this webhook until it has an answer. Nothing is put back
 by itself: `relay dlq show | requeue | discard`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from uuid import UUID, uuid5
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from examples.cases_service.commands import OpenCase
 from examples.cases_service.service import bus
@@ -24,14 +24,16 @@ class Incident(BaseModel):
 
 
 class Alert(BaseModel):
-    """What the webhook gets; an alert tells of all incidents since the last one."""
+    """What the webhook gets; an alert tells of all failures since the last one. A condition has no incidents."""
 
     text: str
-    incidents: list[Incident] = Field(min_length=1)
+    since: str
+    incidents: list[Incident] = []
 
 
 @router.post("/dead-letters", status_code=204)
 def dead_letters(alert: Alert) -> None:
     # An alert may come twice, so the first incident makes the case's id.
-    case = uuid5(_CASES_OF_ALERTS, str(alert.incidents[0].id))
+    first = str(alert.incidents[0].id) if alert.incidents else f"{alert.text} {alert.since}"
+    case = uuid5(_CASES_OF_ALERTS, first)
     bus.dispatch(OpenCase(id=case, account="operations", title=alert.text[:200])).unwrap()

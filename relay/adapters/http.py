@@ -15,7 +15,7 @@ import ssl
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Final
 from urllib.parse import unquote
@@ -24,8 +24,9 @@ import aiohttp
 
 from relay.domain.disclosure import answered, printable
 from relay.domain.identity import CORRELATION_ID, ID, shown
-from relay.domain.model import DONE, HandlerResult
+from relay.domain.model import DONE, Away, HandlerResult
 from relay.domain.quoting import quoted
+from relay.domain.retry_after import RETRY_AFTER, asked_wait
 from relay.domain.traceparent import TRACEPARENT
 from relay.ports import HandlerRequest
 
@@ -101,11 +102,15 @@ class HttpEventHandler:
             async with asyncio.timeout(self._timeout):
                 return await self._call(request)
         except aiohttp.ConnectionTimeoutError:
-            return HandlerResult.failed(f"time-out: no connection within {self._connect_timeout:g} s")
+            detail = f"time-out: no connection within {self._connect_timeout:g} s"
+            return HandlerResult.failed(detail, away=Away.SURELY)
         except TimeoutError:
-            return HandlerResult.failed(f"time-out: no answer within {self._timeout:g} s")
+            return HandlerResult.failed(f"time-out: no answer within {self._timeout:g} s", away=Away.PERHAPS)
+        except aiohttp.ClientConnectorError as error:
+            # Nobody has got the request, so it is not the message's fault.
+            return HandlerResult.failed(why(error), away=Away.SURELY)
         except (aiohttp.ClientError, OSError) as error:
-            return HandlerResult.failed(why(error))
+            return HandlerResult.failed(why(error), away=Away.PERHAPS)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -133,7 +138,7 @@ class HttpEventHandler:
             if response.status in DONE:
                 await _skip(response)
                 return HandlerResult.from_status(response.status)
-            return _refused(response.status, _reason(response), await _body(response))
+            return _refused(response, await _body(response))
 
 
 def key_of(header: str | None, message_id: str) -> str:
@@ -146,11 +151,11 @@ def _reason(response: aiohttp.ClientResponse) -> str:
     return printable(unquote(response.headers.get(REASON, "")))
 
 
-def _refused(status: int, reason: str, body: bytes) -> HandlerResult:
+def _refused(response: aiohttp.ClientResponse, body: bytes) -> HandlerResult:
+    status, reason = response.status, _reason(response)
     codes = "" if reason else answered(body)
-    if codes and status == 422:
-        codes = f"HTTP 422: {codes}"
-    return HandlerResult.from_status(status, reason or codes, printable(body.decode("utf-8", "replace")))
+    wait = asked_wait(response.headers.getall(RETRY_AFTER, ()), datetime.now(UTC))
+    return HandlerResult.from_status(status, reason or codes, printable(body.decode("utf-8", "replace")), wait)
 
 
 def open_session(

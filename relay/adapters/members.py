@@ -71,7 +71,7 @@ class Members:
 
     def __init__(self, client: Any, namespace: str, *, place: str | None = None) -> None:
         """``place``: this host and its process namespace; "" if processes cannot be told apart."""
-        self._client, self._place = client, _place() if place is None else place
+        self._client, self._place = client, this_place() if place is None else place
         self._keys = [f"{namespace}:members:beats", f"{namespace}:members", f"{namespace}:members:publishing"]
         self._beat, self._list, self._count = map(client.register_script, (_BEAT, _LIST, _FORGET + _COUNT))
         self._limits = [int(FORGOTTEN_AFTER_S * 1000), int(LOST_AFTER_S * 1000)]
@@ -181,7 +181,7 @@ def this_process(kind: str, id: str, fleet: str | None = None) -> Member:
         kind=kind,
         host=socket.gethostname(),
         pid=os.getpid(),
-        place=_place(),
+        place=this_place(),
         command=None if command is None else command.pid,
         fleet=fleet,
         version=release,
@@ -193,7 +193,7 @@ def up_seconds() -> float:
     return round(time.monotonic() - _BEGAN, 1)
 
 
-def _place() -> str:
+def this_place() -> str:
     """This host and its process namespace, because a container may have the name of its host."""
     try:
         return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"

@@ -43,6 +43,9 @@ def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
             return QueueUnreachable(f"Redis refuses the credentials: {error}", hint="see [redis] and redis_url")
         case _ if "SSL" in str(error) or "certificate" in str(error):
             return QueueUnreachable(f"Redis: no TLS connection: {error}", hint="see [redis]")
+    if str(error).startswith("WRONGTYPE"):
+        message = "a key of ours in Redis holds another type of value"
+        return QueueUnreachable(message, hint="relay health names it: delete it, nothing is lost")
     return QueueUnreachable(f"Redis is not reachable: {error}")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from relay.adapters.postgres import grants, microdao, migrations
+from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.revisions import MigrationStatus
-from relay.cli.options import ContextOption, JsonOption, print_json, visiting, visiting_contexts
+from relay.adapters.postgres.sequences import mend_sequences
+from relay.cli.options import ContextOption, JsonOption, ask, print_json, visiting, visiting_contexts
 from relay.cli.progress import bar
 from relay.domain.errors import of_context
 from relay.settings import ContextSettings, load_settings
@@ -46,6 +49,22 @@ def status(context: ContextOption = None, as_json: JsonOption = False) -> None:
                 print(_line(name, found))
     if any(found.pending for found in answers.values()):
         raise typer.Exit(1)
+
+
+@app.command()
+def repair(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """Set sequences forward that stand below the numbers of their tables, as upkeep does every 30 s."""
+    with visiting(context, lambda url: ask(url, _mend)) as answers:
+        if as_json:
+            answers.print_json({"context": name, "mended": mended} for name, mended in answers.items())
+            return
+        for name, mended in answers.items():
+            what = f"set forward {', '.join(mended)}" if mended else "nothing to mend"
+            print(f"{name}: {what}")
+
+
+async def _mend(source: Source) -> Sequence[str]:
+    return await mend_sequences("", source, lambda _: None)
 
 
 @app.command("sql")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,24 +12,34 @@ from rich.table import Table
 
 from relay import jobs
 from relay.bootstrap import Application, job_broker
-from relay.cli.options import ContextOption, JsonOption, coded, print_failure, print_json, unread
+from relay.cli import orphans
+from relay.cli.options import ContextOption, JsonOption, coded, print_failure, print_json, unread, with_options
 from relay.cli.progress import bar
 from relay.commands.reconcile import InboxReport, StreamReport
 from relay.domain.errors import RelayError, of_context
 from relay.settings import load_settings
 
 
+@with_options(orphans.OPTIONS)
 def reconcile(
+    *,
     context: ContextOption = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Publish lost events again, and read missing messages again.")
     ] = False,
     as_json: JsonOption = False,
+    options: dict[str, Any],
 ) -> None:
     """Compare every published event with its stream, and every stream with the inboxes that it feeds.
 
     The scheduler does this in small steps, with repair. Status 1 if something is missing and not repaired.
+
+    With --producer the other way round: what the streams hold and the outbox does not know, because its database
+    was set back (docs/how-to/restore-a-producer.md).
     """
+    if orphans.asked(options):
+        orphans.run(context, options, as_json=as_json)
+        return
     settings = load_settings()
     names = list(settings.contexts) if context is None else [of_context(settings.contexts, context).name]
     streams, inboxes, failed = asyncio.run(_compare(Application(settings, role="cli"), names, repair=repair))

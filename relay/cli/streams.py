@@ -63,9 +63,10 @@ def permissions(as_json: JsonOption = False) -> None:
     published = [name for context in contexts for name in context.routing.streams]
     consumed = [found.stream for context in contexts for found in context.subscriptions.values()]
     audited = dict.fromkeys([*published, *consumed])
-    inbox = settings.nats.inbox_prefix
+    letters = [found.dlq.name for found in contexts if found.subscriptions]
+    inbox, queried = settings.nats.inbox_prefix, settings.queried()
     users = {
-        "relay": ("RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox, settings.queried())),
+        "relay": ("RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox, queried, letters)),
         "relay_admin": ("RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
     }
     if as_json:

@@ -16,7 +16,8 @@ from uuid import UUID
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.facts import FactSink, StreamLossFound
-from relay.domain.identity import MSG_ID, Id, NatsMsgId, stand_in_id
+from relay.domain.identity import EVENT_ID, MSG_ID, Id, NatsMsgId, stand_in_id
+from relay.domain.ordering import KEY
 from relay.ports import JetStreamConsumer
 
 #: How often a page of each stream is compared, with the ledger and with the inbox.
@@ -54,7 +55,7 @@ class Stored:
     """A message in the stream: its place, its Nats-Msg-Id, its time of storage, and the bytes of its subject.
 
     ``event_id``: the row of the outbox that it came from; None if it is not one of ours. ``message_id``: the id in
-    an inbox, if the inbox keeps it by its Nats-Msg-Id.
+    an inbox, if the inbox keeps it by its Nats-Msg-Id. ``marked``: whether it has a header of our publisher.
     """
 
     seq: int
@@ -63,6 +64,7 @@ class Stored:
     subject: bytes = b""
     event_id: UUID | None = None
     message_id: UUID | None = None
+    marked: bool = False
 
     @classmethod
     def of(cls, seq: int, headers: Mapping[str, str], at: datetime, subject: bytes) -> Stored:
@@ -74,7 +76,8 @@ class Stored:
             sent = None
         if sent is None:
             return cls(seq, msg_id, at, subject)
-        return cls(seq, msg_id, at, subject, sent.event_id, sent.id.uuid)
+        marked = EVENT_ID in headers or KEY in headers
+        return cls(seq, msg_id, at, subject, sent.event_id, sent.id.uuid, marked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +315,8 @@ HORIZON: Final = timedelta(hours=24)
 class ReceivedMessages(Protocol):
     """Looks messages up in the inbox, by id and by place. Both methods raise DatabaseUnreachable."""
 
-    async def known(self, ids: Collection[UUID]) -> set[UUID]:
-        """Return those of ``ids`` that the inbox holds."""
+    async def known(self, ids: Collection[UUID], others: Collection[str] = ()) -> set[UUID]:
+        """Return those of ``ids`` that the inbox holds, besides the rows of other subscriptions."""
 
     async def held(self, subscription: str, stream: str, seqs: Collection[int]) -> Mapping[int, str | None]:
         """Return ``Nats-Msg-Id`` of each message that the inbox holds from these places of the stream."""
@@ -335,7 +338,8 @@ class FindMissing:
     """The consumer's side: messages that are acknowledged in JetStream but missing from the inbox.
 
     A PostgreSQL failover may lose inbox rows that were already acknowledged. So every message up to the
-    acknowledgement floor is looked up by its id. JetStream still delivers the messages above it.
+    acknowledgement floor is looked up by its id. JetStream still delivers the messages above it. ``others``: the
+    other subscriptions of the context.
     """
 
     context: str
@@ -346,6 +350,7 @@ class FindMissing:
     consumer: JetStreamConsumer
     auditor: StreamAuditor
     inbox: ReceivedMessages
+    others: Collection[str] = ()
     horizon: timedelta = HORIZON
     limits: AuditLimits = AuditLimits()
 
@@ -385,7 +390,7 @@ class FindMissing:
         An envelope may give a message another id than ``Nats-Msg-Id``. Such a message is found by its place.
         """
         ids = {message.seq: {stand_in_id(self.stream, message.seq), message.message_id} for message in stored}
-        known = await self.inbox.known({id for pair in ids.values() for id in pair if id is not None})
+        known = await self.inbox.known({id for pair in ids.values() for id in pair if id is not None}, self.others)
         absent = {it.seq: it.msg_id for it in stored if known.isdisjoint(ids[it.seq])}
         held = await self.inbox.held(self.subscription, self.stream, absent.keys()) if absent else {}
         return {seq for seq, msg_id in absent.items() if seq not in held or held[seq] != msg_id}

@@ -21,9 +21,11 @@ from relay.bus import CommandDispatcher
 from relay.cron.expression import Expression
 from relay.domain.errors import ConfigurationError
 from relay.domain.limits import check_key
+from relay.domain.retry import Dead, Never, RetryFunction, RetryLater
 from relay.domain.schedule import InvalidSchedule
+from relay.execution.retry_rules import RetryRule
 
-__all__ = ["Cron", "CronRegistry", "cron", "load_crons", "registry"]
+__all__ = ["Cron", "CronRegistry", "Dead", "Never", "RetryLater", "cron", "load_crons", "registry"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,6 +45,7 @@ class Cron:
     misfire_grace: timedelta
     time_limit: timedelta
     max_attempts: int
+    retry: RetryRule | None = None
 
     @property
     def is_async(self) -> bool:
@@ -109,7 +112,7 @@ def load_crons(modules: Iterable[str], contexts: Iterable[str]) -> dict[str, lis
     return {context: registry.of(context, names) for context in names}
 
 
-def cron(
+def cron(  # noqa: PLR0913 - each option is one keyword
     expression: str,
     *,
     bus: CommandDispatcher,
@@ -119,6 +122,7 @@ def cron(
     misfire_grace: timedelta = _DAY,
     time_limit: timedelta = _HOUR,
     max_attempts: int = 5,
+    retry: RetryFunction | None = None,
 ) -> Callable[[Function], Function]:
     """Declare a cron job. The decorated function returns the command, which is dispatched on ``bus``.
 
@@ -126,8 +130,10 @@ def cron(
     async sessions. ``context``: the context whose database records the runs; required if there are several.
     ``misfire_grace``: how late a run may begin after an outage; all missed runs become one. An attempt that
     raises, or takes longer than ``time_limit``, is repeated with a back-off, up to ``max_attempts`` attempts.
-    Raises InvalidSchedule and InvalidKey.
+    ``retry``: says instead, for each exception, when to repeat it; see `RetryFunction`. A command that raises
+    `RetryLater` says so itself. Raises InvalidSchedule, InvalidHandler and InvalidKey.
     """
+    rule = None if retry is None else RetryRule(retry)
     parsed = Expression(expression, timezone)
     if max_attempts < 1 or misfire_grace < timedelta(seconds=1) or time_limit <= timedelta():
         raise InvalidSchedule(
@@ -144,6 +150,7 @@ def cron(
             misfire_grace=misfire_grace,
             time_limit=time_limit,
             max_attempts=max_attempts,
+            retry=rule,
         )
         check_key(job.name, "name")
         if len(inspect.signature(function).parameters) > 1:

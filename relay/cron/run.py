@@ -8,21 +8,22 @@ import random
 import socket
 import time
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from relay.bus import Failed, RequestContext, Result
 from relay.bus.context import Span, begun
-from relay.concurrency import Slots
+from relay.concurrency import Slots, is_ours
 from relay.cron import Cron, CronRegistry
-from relay.domain.disclosure import printable, with_stack, words
+from relay.domain.disclosure import printable
 from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry, decide, unanswered
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.schedule import ClaimedRun, RunState, UnknownJob, WaitingRun
+from relay.execution.calls import answer
 from relay.execution.rows import Decided
 from relay.execution.runners import RunOnLoop
 from relay.ports import Runs
@@ -121,13 +122,15 @@ class CronRows:
         try:
             async with asyncio.timeout(limit.total_seconds()) as clock:
                 outcome = await self._dispatch(claim)
-        except Exception as error:
+        except BaseException as error:
+            if is_ours(error):
+                raise
             # A fault of the infrastructure or the program. The command's writes are rolled back, so try again.
-            if clock.expired():
-                return HandlerResult.failed(f"longer than {limit}")
-            return HandlerResult.failed(with_stack(error), words(error))
+            result = HandlerResult.failed(f"longer than {limit}") if clock.expired() else answer(error)
+            rule = claim.job.retry
+            return result if rule is None else await rule.judge_async(result, error, claim.run.attempt)
         if isinstance(outcome, Failed):
-            return HandlerResult(Verdict.POISON, printable(str(outcome.error)))
+            return HandlerResult(Verdict.REFUSED, printable(str(outcome.error)))
         return HandlerResult(Verdict.PROCESSED)
 
     async def _dispatch(self, claim: CronClaim) -> Result[object]:
@@ -145,7 +148,8 @@ class CronRows:
     def decide(self, result: HandlerResult, claim: CronClaim, _seconds: float) -> Disposition:
         policy = RetryPolicy(max_attempts=claim.job.max_attempts, backoff=self.backoff)
         shown = result.in_full() if self.error_text else result
-        verdict = decide(shown, claim.run.attempt, policy, random.random())  # noqa: S311
+        age = datetime.now(UTC) - claim.run.scheduled_for
+        verdict = decide(shown, claim.run.attempt, policy, random.random(), age)  # noqa: S311
         # Without "exhausted: 5 attempts": a run shows its attempts beside its error.
         return replace(verdict, reason=shown.detail) if isinstance(verdict, DeadLetter) else verdict
 
@@ -157,8 +161,8 @@ class CronRows:
                 case Ack():
                     await self._record(run, RunState.FINISHED)
                     self.facts(ScheduledRunFinished(**about))
-                case Retry(delay, error):
-                    await self._record(run, RunState.WAITING, error, delay)
+                case Retry(delay, error, counts):
+                    await self._record(run, RunState.WAITING, error, delay, counts=counts)
                     self.facts(ScheduledRunRetried(**about, error=error, delay_seconds=delay.total_seconds()))
                 case DeadLetter(reason):
                     await self._record(run, RunState.FAILED, reason)
@@ -174,13 +178,19 @@ class CronRows:
         }
 
     async def _record(
-        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+        self,
+        run: ClaimedRun,
+        state: RunState,
+        error: str | None = None,
+        delay: timedelta = timedelta(),
+        *,
+        counts: bool = True,
     ) -> None:
         """Record the end, and retry during an outage: a run without a recorded end would be repeated."""
         end = time.monotonic() + self.times.patience.total_seconds()
         while True:
             try:
-                return await self.runs.settle(run, state, error, delay)
+                return await self.runs.settle(run, state, error, delay, counts=counts)
             except Outage:
                 if time.monotonic() >= end:
                     raise

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from relay.domain.backpressure import RELEASE
+from relay.domain.standstill import Movement
 
 #: Up to so many rows are counted. A larger number is an estimate of PostgreSQL, and at least this.
 MAX_COUNTED_ROWS: Final = 20_000
@@ -93,6 +94,15 @@ class FullInbox:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AwayHandler:
+    """The handler of a subscription that is away, for ``seconds``; ``reason``: the last failure."""
+
+    subscription: str
+    reason: str
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBacklog:
     """The tasks that wait to be run.
@@ -126,13 +136,16 @@ class SubscriptionBacklog:
     """``count`` messages of a subscription that wait to be handled: neither processed nor dead letters.
 
     The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
-    times. Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the other numbers are about the rows counted.
+    times. ``failing`` have failed at least once, and ``let_go`` hold no place of JetStream's window any more.
+    Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the other numbers are about the rows counted.
     """
 
     subscription: str | None
     count: int
     oldest_age_seconds: float
     failed_attempts: int
+    failing: int = 0
+    let_go: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +154,7 @@ class Backlogs:
 
     ``held``: about how many events the outbox holds, published ones too, by the server's statistics. ``overdue``:
     how late publishing is, the seconds since the earliest overdue event was due; 0 if none is overdue.
+    ``standing``: the parts that stand still.
     """
 
     outbox: OutboxBacklog
@@ -151,3 +165,5 @@ class Backlogs:
     incidents: Sequence[Waiting]
     parked: Sequence[Waiting]
     brake: Brake = Brake()
+    away: Sequence[AwayHandler] = ()
+    standing: Sequence[Movement] = ()

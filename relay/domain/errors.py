@@ -52,6 +52,8 @@
     ├── DomainError             DOMAIN_ERROR         (raised by handlers)
     │   └── Poison              POISON
     ├── AlreadyProcessed        ALREADY_PROCESSED    (raised by handlers)
+    ├── RetryLater              RETRY_LATER          (relay.domain.retry, raised by handlers; with
+    │                                                 INVALID_RETRY beside it)
     ├── ClaimLost               CLAIM_LOST
     ├── TransactionBroken       TRANSACTION_BROKEN
     ├── SchemaMissing           SCHEMA_MISSING
@@ -227,6 +229,12 @@ class NotPublishable(RelayError):
     """The outbox event does not exist or is already published."""
 
     code = "NOT_PUBLISHABLE"
+
+
+class NotAdopted(RelayError):
+    """An event of a stream cannot be written into the outbox: it cannot be read, or its id is taken."""
+
+    code = "NOT_ADOPTED"
 
 
 class StreamMissing(RelayError):

@@ -149,6 +149,33 @@ class PullsResumed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitOpened(Fact):
+    """The handler of a subscription is away: only single messages are tried until it answers. Alert.
+
+    ``error``: the last failure. The attempts that the outage has cost are given back.
+    """
+
+    subscription: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitClosed(Fact):
+    """The handler of a subscription has answered again, after ``seconds``: all its messages go on."""
+
+    subscription: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesLetGo(Fact):
+    """``count`` waiting messages were acknowledged before they are handled, to make room in JetStream's window."""
+
+    subscription: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFact(Fact):
     """Base of the facts about one message."""
 
@@ -183,6 +210,23 @@ class MessageDeadLettered(MessageFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterDelayed(MessageFact):
+    """The stream did not take a dead letter. It is tried again; the incident does not wait for it."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignLetterFound(Fact):
+    """The DLQ stream had a message of somebody else under the id of a dead letter. Ours got another id."""
+
+    subscription: str
+    message_id: Id
+    stream: str
+    stream_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecorded(Fact):
     """A dead letter is recorded as an incident and waits for an operator. Alert."""
 
@@ -199,10 +243,30 @@ class IncidentRecorded(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRaised(Fact):
+    """Somebody must know of ``count`` final failures of a subject, or of a condition. No webhook delays it.
+
+    ``kind``: the class of the alert. ``state``: a condition is raised, lasting, resolved. ``subject``: the
+    subscription, task, job, stream or server. ``since``: the first of them. ``runbook``: what to do.
+    """
+
+    kind: str
+    state: str
+    subject_type: str
+    subject: str
+    reason_code: str
+    text: str
+    since: datetime
+    count: int
+    runbook: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlertFailed(Fact):
-    """The webhook for alerts did not accept an alert. The alert is sent again."""
+    """The webhook for alerts did not accept an alert. It is sent again; alerts about ``waiting`` causes wait."""
 
     error: str
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +312,25 @@ class StreamLossFound(Fact):
     middle: int
     ids: Sequence[Id]
     repaired: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphansFound(Fact):
+    """A stream holds ``count`` more events that the outbox does not know: its database was set back. Alert.
+
+    ``ids`` are the first of them.
+    """
+
+    stream: str
+    count: int
+    ids: Sequence[UUID]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencesMended(Fact):
+    """Sequences stood below the numbers of their tables, and were set above them. ``names``: which. Alert."""
+
+    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

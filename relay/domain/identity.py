@@ -6,6 +6,9 @@ is made from it. The text is kept in ``originals``, by the names `ID`, `CORRELAT
 A row that SQL has written may have any UUID, because PostgreSQL has no SHA-1 to make it from the text. So an event
 is looked up by its text in ``originals``, never by the UUID made from it. Only an id of our own is taken apart:
 ``order.7`` is an id, and no seventh replay.
+
+A message is known by its subscription and its id. If another subscription has the row of that id already, the row
+of this one gets an id made from both (`view_id`), and keeps the id in ``source_id`` and ``originals``.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ Kept = TypeVar("Kept", UUID, UUID | None)
 # These must never change: all versions and processes must find the same UUID.
 _TEXTS: Final = UUID("b1f3a8d4-6f0e-5c52-9a57-2f0c5b7f9e61")
 _PLACES: Final = UUID("7c1d2f1e-5b1c-5b9e-9d8b-7f3a64c1b0aa")
+_VIEWS: Final = UUID("0d7a6c1b-93e2-5f0e-8a44-5c9f2b1de7a3")
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 #: What stands for bytes that are not text. Different ids with it may look the same.
 _NO_TEXT: Final = "\ufffd"
@@ -196,3 +200,8 @@ def generated(text: str, generation: int) -> str:
 def stand_in_id(stream: str, seq: int) -> UUID:
     """The id for a message without a usable id. It is made from the message's place, so it is always the same."""
     return uuid5(_PLACES, f"{stream}/{seq}")
+
+
+def view_id(subscription: str, id: UUID) -> UUID:
+    """The id of a subscription's row for a message, if another subscription has the row ``id``."""
+    return uuid5(_VIEWS, f"{subscription}/{id}")

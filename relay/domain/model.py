@@ -15,10 +15,15 @@ from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp
 from relay.domain.identity import Originals
 from relay.domain.limits import check_headers, check_key
 from relay.domain.ordering import UNORDERED
-from relay.domain.subject import check_stream, check_subject, check_token, check_version
+from relay.domain.subject import check_event_subject, check_stream, check_token, check_version
 
 #: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
 DONE: Final = frozenset({200, 201, 204})
+#: The HTTP statuses with which a service may say when to call it again.
+SAYS_WHEN: Final = frozenset({429, 503})
+
+#: The statuses below 500 that say "not now".
+_NOT_NOW: Final = frozenset({408, 429})
 
 #: How far ``occurred_at`` may run ahead of the clock that checks it (chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
@@ -65,7 +70,7 @@ class OutboxEvent:
         if self.partition_key != UNORDERED:
             check_key(self.partition_key, "partition_key", limit=2 * 200 + 1)
         if self.topic is not None:
-            check_subject(self.topic)
+            check_event_subject(self.topic)
         if self.stream is not None:
             check_stream(self.stream)
         check_headers(self.headers)
@@ -118,13 +123,27 @@ class Finished:
     msg_id: str | None = None
 
 
+def is_outage_status(status: int) -> bool:
+    """Whether an HTTP status may say that a service is away: 5xx, 408 and 429."""
+    return status >= 500 or status in _NOT_NOW
+
+
 class Verdict(Enum):
-    """A handler's verdict about a message."""
+    """A handler's verdict. ``poison``: the message is bad (422). ``refused``: a rule forbids it for ever."""
 
     PROCESSED = "processed"
     ALREADY_PROCESSED = "already_processed"
     POISON = "poison"
+    REFUSED = "refused"
     TRANSIENT = "transient"
+
+
+class Away(Enum):
+    """Whether an answer, or none, says that the handler is away. ``SURELY``: no message can be at fault."""
+
+    NO = "no"
+    PERHAPS = "perhaps"
+    SURELY = "surely"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +152,9 @@ class HandlerResult:
 
     ``settled``: ``processed_at`` is already committed, in the transaction of the handler's own writes.
     ``said``: the text of the answer or exception itself. It may repeat payload, so it is used only on request
-    (see `in_full`). ``counts``: whether this was an attempt. It was none if the handler could not be called.
+    (see `in_full`). ``counts``: whether this was an attempt. It was none if the handler could not be called, or
+    said when to call it again. ``delay``: the wait until then. ``final``: no attempt may follow.
+    ``away``: whether the handler may be away (`relay.domain.circuit`).
     """
 
     verdict: Verdict
@@ -141,10 +162,15 @@ class HandlerResult:
     settled: bool = False
     counts: bool = True
     said: str = field(default="", repr=False)
+    away: Away = field(default=Away.NO, compare=False)
+    delay: timedelta | None = None
+    final: bool = False
 
     @classmethod
-    def from_status(cls, status: int, detail: str = "", said: str = "") -> HandlerResult:
-        """Read an HTTP status.
+    def from_status(
+        cls, status: int, detail: str = "", said: str = "", retry_after: timedelta | None = None
+    ) -> HandlerResult:
+        """Read an HTTP status. ``retry_after``: when the service wants to be called again, if it says so.
 
         Only the statuses in `DONE` count as processed. A status that the contract does not know is retried like
         a 5xx: a 404, for example, is a deployment mistake and a 202 means "not yet". Neither is a bad message.
@@ -154,14 +180,22 @@ class HandlerResult:
         if status == 409:
             return cls(Verdict.ALREADY_PROCESSED)
         if status == 422:
-            return cls(Verdict.POISON, detail or "HTTP 422", said=said)
-        return cls(Verdict.TRANSIENT, f"HTTP {status}" + (f": {detail}" if detail else ""), said=said)
+            return cls(Verdict.POISON, _answer(status, detail), said=said)
+        away = Away.PERHAPS if is_outage_status(status) else Away.NO
+        wait = retry_after if status in SAYS_WHEN else None
+        text = _answer(status, detail)
+        return cls(Verdict.TRANSIENT, text, said=said, counts=wait is None, away=away, delay=wait)
 
     @classmethod
-    def failed(cls, detail: str, said: str = "") -> HandlerResult:
+    def failed(cls, detail: str, said: str = "", *, away: Away = Away.NO) -> HandlerResult:
         """The result when there is no usable answer: a time-out, or a refused or broken connection."""
-        return cls(Verdict.TRANSIENT, detail, said=said)
+        return cls(Verdict.TRANSIENT, detail, said=said, away=away)
 
     def in_full(self) -> HandlerResult:
         """The same answer, with ``said`` included in its detail."""
         return replace(self, detail=full(self.detail, self.said), said="") if self.said else self
+
+
+def _answer(status: int, detail: str) -> str:
+    """The reason for a status. It begins with the status, from which `relay.domain.reasons` reads its code."""
+    return f"HTTP {status}: {detail}" if detail else f"HTTP {status}"

@@ -81,19 +81,24 @@ def replay_refusal(event: EventState) -> RelayError | None:
 _NOT_FAILING: Final = {
     "waiting": "it has not failed: it is handled in its turn",
     "parked": "relay parked release",
-    "dead": "relay dlq requeue",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MessageState:
-    """The fact that decides about an action: waiting, failing, running, parked, dead or processed."""
+    """The fact that decides about an action: waiting, failing, running, parked, dead or processed.
+
+    ``incident``: that of a dead message.
+    """
 
     status: str
+    incident: int | None = None
 
 
 def message_refusal(message: MessageState) -> RelayError | None:
     """Why a message cannot be tried at once; None if it waits for its next attempt."""
     if message.status == "failing":
         return None
+    if message.status == "dead":
+        return NotRetryable("is dead", hint=f"relay dlq requeue {message.incident or ''}".rstrip())
     return NotRetryable(f"is {message.status}", hint=_NOT_FAILING.get(message.status))

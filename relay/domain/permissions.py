@@ -32,11 +32,13 @@ def of_fleet(
     audited: Collection[str],
     inbox: str,
     queries: Collection[str] = (),
+    letters: Collection[str] = (),
 ) -> Permissions:
     """For scheduler, workers and operators' commands: publish, pull, acknowledge, audit, answer ``queries``.
 
     An audit reads an ``audited`` stream through a consumer with a new name. So on these streams the fleet may
-    make, read and remove any consumer. ``inbox``: the subject prefix for answers.
+    make, read and remove any consumer. ``inbox``: the subject prefix for answers. ``letters``: the streams of dead
+    letters. Of these it reads single messages, to compare them.
     """
     subjects = [subject for stream in streams for subject in stream.subjects if not subject.startswith("$")]
     subjects += ["$JS.API.INFO", *(f"$JS.API.STREAM.INFO.{stream.name}" for stream in streams)]
@@ -48,6 +50,7 @@ def of_fleet(
             f"$JS.API.CONSUMER.MSG.NEXT.{name}.*",
             f"$JS.API.CONSUMER.DELETE.{name}.*",
         )
+    subjects += [f"$JS.API.STREAM.MSG.GET.{name}" for name in letters]
     for consumer in consumers:
         place = f"{consumer.stream}.{consumer.durable}"
         subjects += (

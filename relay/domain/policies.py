@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -15,11 +15,17 @@ from relay.domain.retry import RetryPolicy
 
 
 class DeadLetterClass(Enum):
-    """Why a message is dead: unreadable, refused by its handler, or out of attempts."""
+    """Why a message is dead.
+
+    ``poison``: it is bad; nobody can read it, or its handler answered 422. ``deterministic``: a rule of the
+    handler forbids it. ``exhausted``: no attempt is left.
+    ``unconfirmed``: a dead letter says so, but no message of the inbox died.
+    """
 
     POISON = "poison"
     DETERMINISTIC = "deterministic"
     EXHAUSTED = "exhausted"
+    UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,24 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """A failure as in an outage of the handler (`relay.domain.circuit`). It may not be the message's fault.
+
+    ``surely``: it is not. ``later``: when the handler itself wants the next call.
+    """
+
+    error: str
+    surely: bool = False
+    later: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Route to the dead-letter subject, then acknowledge."""
 
     reason: str
     kind: DeadLetterClass
+    doubt: Doubt | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +61,15 @@ class Retry:
     """Record the error, and try again after ``delay``. ``counts``: whether this was an attempt.
 
     A message is not acknowledged. An event holds back the later ones of its key. The first failure of an event
-    counts in any case, because it marks the event as the head of its key.
+    counts in any case, because it marks the event as the head of its key. ``waits``: until the handler is back, so
+    no job is sent for it.
     """
 
     delay: timedelta
     error: str
     counts: bool = True
+    waits: bool = False
+    doubt: Doubt | None = field(default=None, compare=False)
 
 
 Disposition: TypeAlias = Ack | DeadLetter | Retry
@@ -65,17 +87,31 @@ def unanswered(max_attempts: int) -> DeadLetter:
     return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
 
 
-def decide(result: HandlerResult, attempts: int, policy: RetryPolicy, chance: float) -> Disposition:
-    """Decide by POL-047-005, -006 and -007. ``attempts`` includes the attempt that gave ``result``."""
+def decide(
+    result: HandlerResult,
+    attempts: int,
+    policy: RetryPolicy,
+    chance: float,
+    age: timedelta = timedelta(0),
+) -> Disposition:
+    """Decide by POL-047-005, -006 and -007. ``attempts`` includes the attempt that gave ``result``.
+
+    ``age``: since when the row could be tried. While it is young, its handler may put it off without an attempt.
+    """
+    says = result.delay
+    if says is not None and not result.counts:
+        says = policy.granted(says, chance)
     match result.verdict:
         case Verdict.PROCESSED | Verdict.ALREADY_PROCESSED:
             return Ack(result.settled)
         case Verdict.POISON:
+            return DeadLetter(result.detail, DeadLetterClass.POISON)
+        case Verdict.REFUSED:
             return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
-        case Verdict.TRANSIENT if not result.counts:
-            return Retry(policy.backoff.delay(1, chance), result.detail, counts=False)
-        case Verdict.TRANSIENT if (delay := policy.after(attempts, chance)) is not None:
-            return Retry(delay, result.detail)
+        case Verdict.TRANSIENT if not result.counts and (says is None or age < policy.patience):
+            return Retry(policy.backoff.delay(1, chance) if says is None else says, result.detail, counts=False)
+        case Verdict.TRANSIENT if not result.final and (wait := policy.after(attempts, chance, says)) is not None:
+            return Retry(wait, result.detail)
         case Verdict.TRANSIENT:
             reason = f"exhausted: {attempts} attempts, the last one: {result.detail}"
             return DeadLetter(reason, DeadLetterClass.EXHAUSTED)

@@ -67,6 +67,7 @@ CODES: Final = (
         "exhausted: [0-9]+ attempts, the last one without an answer",
         "the worker died in the last attempt",
     ),
+    Code("unconfirmed", "unconfirmed: ", "a dead letter came, but no message died so"),
     Code(
         "unreadable",
         "(MALFORMED_MESSAGE|MalformedMessage: |the dead letter itself cannot be read)",
@@ -112,6 +113,14 @@ def code_of(reason: str | None) -> str:
     if name == "status":
         return f"status_{text.removeprefix('HTTP ')}"
     return f"raised_{re.split('[^A-Za-z0-9_]', text, maxsplit=1)[0]}" if name == "raised" else name
+
+
+def in_short(reason: str) -> str:
+    """A reason in a few words: a status, the class of an exception, or what its code says. It holds no payload."""
+    code = code_of(reason)
+    if (status := _STATUS.fullmatch(code)) is not None:
+        return f"HTTP {status[1]}"
+    return code.removeprefix("raised_") if code.startswith("raised_") else code.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)

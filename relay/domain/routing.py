@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from relay.domain.errors import InvalidSubject
-from relay.domain.subject import MAX_SUBJECT_CHARS, EventSubject, check_subject
+from relay.domain.subject import MAX_SUBJECT_CHARS, EventSubject, check_event_subject
 
 #: The header that names a stream. If another stream would store the message, JetStream refuses it.
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
@@ -99,7 +99,7 @@ class Routing:
     def _find(self, event_type: str, version: int, topic: str | None) -> Destination:
         named = EventSubject(self.context, event_type, version)
         if topic is not None:
-            check_subject(topic)
+            check_event_subject(topic)
         route = next((row for row in self.routes if row.fits(event_type, topic)), _NO_ROUTE)
         template = self.template if topic is None and route.subject is None else route.subject
         subject = topic or "" if template is None else _made(template, named)
@@ -114,7 +114,9 @@ _NO_ROUTE: Final = Route()
 def _made(template: str, named: EventSubject) -> str:
     if template == DEFAULT_TEMPLATE:
         return named.value
-    return check_subject(template.format(context=named.context, name=named.name, version=named.version), "subject")
+    return check_event_subject(
+        template.format(context=named.context, name=named.name, version=named.version), "subject"
+    )
 
 
 def _meets(tokens: Sequence[str], pattern: str) -> bool:

@@ -57,6 +57,14 @@ def check_subject(value: object, field: str = "topic") -> str:
     return value
 
 
+def check_event_subject(value: object, field: str = "topic") -> str:
+    """Return ``value`` if it is a subject, and not one of dead letters. Raises InvalidSubject."""
+    subject = check_subject(value, field)
+    if is_letter_subject(subject):
+        raise InvalidSubject(f"{subject[:80]!r} is for dead letters, so no event goes there", field=field)
+    return subject
+
+
 def check_stream(value: object) -> str:
     """Return ``value`` if it can name a stream. Raises InvalidSubject."""
     if not isinstance(value, str) or not STREAM.fullmatch(value):
@@ -79,6 +87,15 @@ def topic_name(topic: str) -> str:
 
 #: The pattern of the subjects of all commands.
 ALL_COMMANDS: Final = "*.commands.>"
+
+#: The pattern of the subjects of all dead letters.
+ALL_LETTERS: Final = "*.dlq.>"
+_LETTER = re.compile(r"[^.]+\.dlq\..")
+
+
+def is_letter_subject(subject: str) -> bool:
+    """Whether a subject is one of dead letters, of whatever context."""
+    return _LETTER.match(subject) is not None
 
 
 def command_subject(context: str, name: str) -> str:

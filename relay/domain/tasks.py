@@ -138,6 +138,8 @@ class ClaimedTask:
     concurrency_key: str | None
     originals: Originals | None
     processed: bool
+    #: Since when it could be run: when it was recorded, or the time that it was scheduled for.
+    due_at: datetime
     #: `time.monotonic` before the claim was requested. The lease does not end earlier than its length after this.
     since: float = field(default=math.inf, compare=False)
 

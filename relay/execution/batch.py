@@ -17,6 +17,7 @@ from uuid import UUID
 
 from relay.adapters.postgres.shared_transactions import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.concurrency import is_ours
 from relay.domain.errors import TransactionBroken
 from relay.domain.model import HandlerResult
 from relay.execution.calls import SETTLED, Calls, PreparedCall, answer, answered, timed_out
@@ -86,11 +87,15 @@ class Batch:
                 for member in self._members:
                     if not self._next():
                         break
-                    result = await answered(_step_async(shared, member), seconds)
+                    result = await answered(_step_async(shared, member), seconds, member)
                     late = result is not SETTLED and time.monotonic() - self._since >= seconds
-                    self._judge(member, timed_out(seconds) if late else result, shared, late=late)
+                    if late and not result.detail.startswith(timed_out(seconds).detail):
+                        result = await member.late(seconds)
+                    self._judge(member, result, shared, late=late)
                 await shared.settle([member.id for member in self._written], self._token)
-        except Exception as error:
+        except BaseException as error:
+            if is_ours(error):
+                raise
             return self._lost(error)
         return self._kept()
 
@@ -159,6 +164,9 @@ class Batch:
                 return running.result()
             if time.monotonic() >= self._since + seconds and (outcome := self._abandon(seconds)) is not None:
                 await asyncio.to_thread(self._end)
+                for member in self._members[: outcome.begun]:
+                    if outcome.answers.get(member.id) == timed_out(seconds):
+                        outcome.answers[member.id] = await member.late(seconds)
                 return outcome
 
     def _abandon(self, seconds: float) -> BatchOutcome | None:
@@ -215,7 +223,7 @@ def _step(shared: SharedTransaction, member: PreparedCall) -> HandlerResult:
         with member.context.use(), shared.step() as transaction:
             member.write(transaction)
     except BaseException as error:
-        return answer(error)
+        return member.failed(error)
     return SETTLED
 
 

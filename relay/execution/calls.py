@@ -17,10 +17,20 @@ from uuid import UUID
 from relay.adapters.postgres.function_connections import AsyncFunctionTransaction, FunctionTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction, Settlement
 from relay.bus import RequestContext
-from relay.concurrency import Slots, is_cancelled
+from relay.concurrency import Slots, is_ours
 from relay.domain.disclosure import with_stack, words
-from relay.domain.errors import AlreadyProcessed, ConnectionsBusy, DomainError, InvalidHandler, MalformedMessage
-from relay.domain.model import HandlerResult, Verdict
+from relay.domain.errors import (
+    AlreadyProcessed,
+    ConnectionsBusy,
+    DomainError,
+    InvalidHandler,
+    MalformedMessage,
+    Poison,
+)
+from relay.domain.model import Away, HandlerResult, Verdict
+from relay.domain.outages import says_outage
+from relay.domain.retry import RetryLater
+from relay.execution.retry_rules import RetryRule
 from relay.execution.signatures import Inject, Signature
 
 #: How many characters of an error are kept.
@@ -36,6 +46,8 @@ class Function:
 
     function: Callable[..., Any]
     signature: Signature
+    #: Its retry policy, if it has one.
+    retry: RetryRule | None = None
 
     def call(self, argument: Any, injected: Mapping[Inject, Any]) -> Any:
         """Call the function. For an async function this returns its coroutine."""
@@ -54,6 +66,25 @@ class PreparedCall:
     context: RequestContext
     settlement: Settlement
     transactions: HandlerTransactions
+
+    def failed(self, error: BaseException) -> HandlerResult:
+        """The answer for an exception, also by the function's retry policy. This may wait; not for the loop."""
+        rule, result = self.function.retry, answer(error)
+        return result if rule is None else rule.judge(result, error, self._attempt)
+
+    async def judged(self, result: HandlerResult, error: BaseException) -> HandlerResult:
+        """The same on the loop, for the answer that an exception has."""
+        rule = self.function.retry
+        return result if rule is None else await rule.judge_async(result, error, self._attempt)
+
+    async def late(self, seconds: float) -> HandlerResult:
+        """The answer if the function takes longer than ``seconds``."""
+        return await self.judged(timed_out(seconds), TimeoutError(f"no answer within {seconds:g} s"))
+
+    @property
+    def _attempt(self) -> int:
+        attempt: int = self.injected[Inject.CONTEXT].attempt
+        return attempt
 
     async def run(self) -> HandlerResult:
         """Await a coroutine function."""
@@ -106,34 +137,44 @@ class Calls(Slots):
             if call.function.signature.is_async:
                 async with self.slots:
                     return await call.run()
-            return await self.in_thread(call.run_in_thread, answer)
+            return await self.in_thread(call.run_in_thread, call.failed)
 
 
-async def answered(work: Awaitable[HandlerResult], seconds: float) -> HandlerResult:
-    """Wait for ``work``, at most ``seconds``. Any error becomes an answer, except our own cancellation."""
+async def answered(
+    work: Awaitable[HandlerResult], seconds: float, call: PreparedCall | None = None
+) -> HandlerResult:
+    """Wait for ``work``, at most ``seconds``. Any error becomes an answer, except our own cancellation.
+
+    ``call``: whose function's retry policy judges an error.
+    """
     clock = asyncio.timeout(seconds)
     try:
         async with clock:
             return await work
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if isinstance(error, TimeoutError) and clock.expired():
-            return timed_out(seconds)
-        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+    except BaseException as error:
+        late = isinstance(error, TimeoutError) and clock.expired()
+        if not late and is_ours(error):
             raise
-        return answer(error)
+        result = timed_out(seconds) if late else answer(error)
+        return result if call is None else await call.judged(result, error)
 
 
 def timed_out(seconds: float) -> HandlerResult:
     """The answer of a function that takes too long."""
-    return HandlerResult.failed(f"time-out: no answer within {seconds:g} s")
+    return HandlerResult.failed(f"time-out: no answer within {seconds:g} s", away=Away.PERHAPS)
 
 
 def answer(error: BaseException) -> HandlerResult:
     """The answer for an exception of a handler (SDS-047 §12: 409, 422, and everything else)."""
     if isinstance(error, AlreadyProcessed):
         return HandlerResult(Verdict.ALREADY_PROCESSED)
-    if isinstance(error, DomainError | MalformedMessage):
+    if isinstance(error, Poison | MalformedMessage):
         return HandlerResult(Verdict.POISON, with_stack(error))
+    if isinstance(error, DomainError):
+        return HandlerResult(Verdict.REFUSED, with_stack(error))
+    if isinstance(error, RetryLater):
+        return HandlerResult(Verdict.TRANSIENT, with_stack(error), counts=False, delay=error.delay)
     # The function was not called: it got no connection for its transaction.
     called = not isinstance(error, ConnectionsBusy)
-    return replace(HandlerResult.failed(with_stack(error), words(error)), counts=called)
+    away = Away.PERHAPS if called and says_outage(error) else Away.NO
+    return replace(HandlerResult.failed(with_stack(error), words(error), away=away), counts=called)

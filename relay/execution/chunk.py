@@ -57,6 +57,9 @@ def side_by_side(handler: EventHandler, calls: asyncio.Semaphore | None = None) 
 class ChunkableRows(SingleRows[UUID, ClaimedMessage, HandlerRequest], Protocol):
     """Messages that can be handled in chunks."""
 
+    async def judged(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> Retry | DeadLetter:
+        """The verdict on a failure, by what is known of the handler."""
+
     async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> timedelta | None:
         """Do what follows from a recorded failure; returns after how long to try again."""
 
@@ -132,6 +135,20 @@ class ChunkRows:
 
     async def _record(self, claims: Sequence[ClaimedMessage], verdicts: Verdicts) -> dict[UUID, timedelta]:
         """Record the verdicts on messages that no handler has settled. Returns the messages to try again."""
+        asked = {claim.row.message_id: claim for claim in claims if _in_doubt(claim, verdicts)}
+        certain = [claim for claim in claims if claim.row.message_id not in asked]
+        # First: what succeeded speaks for the handler when the others are judged.
+        later = await self._written(certain, verdicts) if certain else {}
+        if not asked:
+            return later
+        judged = await asyncio.gather(*(self._judged(claim, verdicts) for claim in asked.values()))
+        return later | await self._written([*asked.values()], dict(zip(asked, judged, strict=True)))
+
+    async def _judged(self, claim: ClaimedMessage, verdicts: Verdicts) -> Disposition:
+        verdict = verdicts[claim.row.message_id]
+        return verdict if isinstance(verdict, Ack) else await self.rows.judged(claim, verdict)
+
+    async def _written(self, claims: Sequence[ClaimedMessage], verdicts: Verdicts) -> dict[UUID, timedelta]:
         new = {claim.row.message_id: verdicts[claim.row.message_id] for claim in claims if not claim.row.rejected}
         ours = await self.claims.settle(new, claims[0].token) if new else set()
         ours |= {claim.row.message_id for claim in claims if claim.row.rejected}
@@ -143,6 +160,12 @@ class ChunkRows:
             if not isinstance(verdict, Ack) and (delay := await self.rows.follow(claim, verdict)) is not None:
                 later[claim.row.message_id] = delay
         return later
+
+
+def _in_doubt(claim: ClaimedMessage, verdicts: Verdicts) -> bool:
+    """Whether the verdict depends on what is known of the handler, or says something about it."""
+    verdict = verdicts[claim.row.message_id]
+    return not isinstance(verdict, Ack) and (claim.probe or verdict.doubt is not None)
 
 
 #: Runs chunks: its keys are the ids of a chunk. It returns the messages that must be handled alone, and when.

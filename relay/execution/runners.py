@@ -27,7 +27,7 @@ from relay.concurrency import Batcher, LoopThread
 from relay.domain.errors import Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, Disposition
-from relay.execution.calls import PreparedCall, answer, timed_out
+from relay.execution.calls import PreparedCall
 from relay.execution.lease import Attended, TimeUp, Watchdog, renewing
 from relay.execution.prefetch import USUAL_LIMITS, Prefetch, PrefetchLimits, Waiting
 from relay.execution.rows import (
@@ -225,7 +225,7 @@ class RunInThread(Generic[KeyT, ClaimT, RequestT]):
                 with call.context.use():
                     return call.run_in_thread(transaction)
             except BaseException as error:
-                return answer(error)
+                return call.failed(error)
 
         if not call.function.signature.in_transaction:
             transaction.release()
@@ -234,13 +234,14 @@ class RunInThread(Generic[KeyT, ClaimT, RequestT]):
             claim.since,
             terms.seconds,
             renew=lambda: self.rows.renew(claim),
-            give_up=lambda: self._give_up(claim, terms.seconds),
+            give_up=lambda: self._give_up(claim, call, terms.seconds),
         )
         return self._watchdog.call(answered, attended)
 
-    async def _give_up(self, claim: ClaimT, seconds: float) -> None:
+    async def _give_up(self, claim: ClaimT, call: PreparedCall, seconds: float) -> None:
         """Settle a row whose function takes too long, and enqueue its retry (else the sweep does)."""
-        delay = await self.completions.settle(claim, self.rows.decide(timed_out(seconds), claim, seconds))
+        result = await call.late(seconds)
+        delay = await self.completions.settle(claim, self.rows.decide(result, claim, seconds))
         if delay is not None:
             await self.later(self.rows.key(claim), delay)
 

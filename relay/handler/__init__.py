@@ -12,6 +12,7 @@ Needs FastAPI or Starlette: ``pip install 'jetrelay[handler]'``. See docs/how-to
 from relay.adapters.postgres.processed_events import processed_events_table, prune
 from relay.domain.errors import AlreadyProcessed, DomainError, MissingExtraError, Poison
 from relay.domain.policies import KEEP
+from relay.domain.retry import RetryLater
 
 try:
     import starlette as _starlette  # noqa: F401 - optional
@@ -29,6 +30,7 @@ __all__ = [
     "HandlerEndpoint",
     "Poison",
     "Received",
+    "RetryLater",
     "processed_events_table",
     "prune",
 ]

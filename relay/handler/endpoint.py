@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast, overload
 from urllib.parse import quote
 
@@ -39,6 +40,8 @@ from relay.domain.limits import check_key
 from relay.domain.model import DONE
 from relay.domain.policies import KEEP
 from relay.domain.quoting import quoted
+from relay.domain.retry import RetryLater
+from relay.domain.retry_after import RETRY_AFTER, header_of
 from relay.domain.traceparent import TRACEPARENT
 from relay.handler.contract import TOLERANCE, Call, Payloads, Refused, Signatures
 from relay.handler.transaction import (
@@ -114,7 +117,8 @@ class HandlerEndpoint(Generic[AnySession]):
 
     Answers: 200 done · 409 done before · 401 signature missing or wrong · 422 with the reason, for requests
     that can never work: bad requests, unknown events, `Poison` · 503 database unavailable, deadlock, or another
-    call handles the message now · 500 any other exception. Raises ConfigurationError and InvalidKey.
+    call handles the message now; with ``Retry-After``: `RetryLater` · 500 any other exception. Raises
+    ConfigurationError and InvalidKey.
     """
 
     @overload
@@ -207,6 +211,8 @@ class HandlerEndpoint(Generic[AnySession]):
             raise _refusal(422, error.message) from error
         except AlreadyProcessed as error:
             raise _refusal(409, error.message) from error
+        except RetryLater as later:
+            raise _refusal(503, later.message, {RETRY_AFTER: header_of(later.delay)}) from later
         except Exception as error:
             if not is_outage(error):
                 raise
@@ -265,10 +271,10 @@ def _span(request: Request) -> str | None:
     return RequestContext.current().traceparent or next_span(given[0] if len(given) == 1 else None)
 
 
-def _refusal(status: int, reason: str) -> HTTPException:
+def _refusal(status: int, reason: str, headers: Mapping[str, str] = MappingProxyType({})) -> HTTPException:
     """The answer, with the reason also in a header: the relay keeps no bodies, because they may hold payload."""
     reason = printable(reason)
-    return HTTPException(status, reason, {REASON: quote(reason, safe=_PLAIN)})
+    return HTTPException(status, reason, {REASON: quote(reason, safe=_PLAIN), **headers})
 
 
 def _check(claim: Claim) -> None:

@@ -15,26 +15,39 @@ from relay.ports.inbox import (
     InboxRepository,
     InboxRow,
     InboxSettlement,
+    InboxWindow,
     Inserted,
 )
-from relay.ports.incidents import IncidentRecords
+from relay.ports.incidents import Compared, DeadPlace, IncidentRecords
 from relay.ports.outbox import ClaimedBatch, OutboxRepository, OutboxRow, PublishFailure
-from relay.ports.stream import ConsumerState, Delivery, JetStreamConsumer, JetStreamPublisher, Message
+from relay.ports.stream import (
+    ConsumerState,
+    Delivery,
+    HeldMessage,
+    JetStreamConsumer,
+    JetStreamPublisher,
+    Message,
+    StreamLookup,
+)
 
 __all__ = [
     "ArchiveTables",
     "ClaimedBatch",
     "ClaimedMessage",
     "ColdStore",
+    "Compared",
     "ConsumerState",
+    "DeadPlace",
     "Delivery",
     "EventHandler",
     "HandlerRequest",
+    "HeldMessage",
     "InboxAudit",
     "InboxReceiver",
     "InboxRepository",
     "InboxRow",
     "InboxSettlement",
+    "InboxWindow",
     "IncidentRecords",
     "Inserted",
     "JetStreamConsumer",
@@ -45,4 +58,5 @@ __all__ = [
     "OutboxRow",
     "PublishFailure",
     "Runs",
+    "StreamLookup",
 ]

@@ -30,6 +30,15 @@ class Runs(Protocol):
         """Renew the claim. False if it was lost."""
 
     async def settle(
-        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+        self,
+        run: ClaimedRun,
+        state: RunState,
+        error: str | None = None,
+        delay: timedelta = timedelta(),
+        *,
+        counts: bool = True,
     ) -> None:
-        """Record how an attempt ended. It may be repeated. It does nothing if another worker has the claim."""
+        """Record how an attempt ended; without ``counts`` it was none.
+
+        It may be repeated. It does nothing if another worker has the claim.
+        """

@@ -17,6 +17,7 @@ class HandlerRequest:
     """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send.
 
     ``message_id`` is the key of the inbox; ``originals`` has the texts of ids that are no UUIDs.
+    ``source_id``: the id of the message, if its row has another key.
     ``idempotency_key`` is different for each message, and the same for its copies. ``token`` is the token of the
     claim. A handler in this process may use it to settle the row itself, in the transaction of its own writes.
     ``traceparent``: the span of this call, if the message belongs to a trace.
@@ -35,6 +36,7 @@ class HandlerRequest:
     idempotency_key: str = ""
     actor: Actor | None = None
     traceparent: str | None = None
+    source_id: UUID | None = None
 
 
 class EventHandler(Protocol):

@@ -8,13 +8,17 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Originals, shown
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Originals, shown, view_id
 from relay.domain.model import Finished
 from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, Retry
 
 
 class InboxRow(NamedTuple):
-    """A received message, before or after it is stored in the inbox. An unreadable message has no event type."""
+    """A received message, before or after it is stored in the inbox. An unreadable message has no event type.
+
+    ``message_id``: the key of its row, which its job, its claim and its dead letter name. ``source_id``: the id
+    that its source gave it, if another subscription has the row of that id; otherwise None.
+    """
 
     message_id: UUID
     subject: str
@@ -37,6 +41,20 @@ class InboxRow(NamedTuple):
     #: The number of the delivery.
     consumer_seq: int | None = None
     originals: Originals = NO_ORIGINALS
+    source_id: UUID | None = None
+
+    @property
+    def id(self) -> UUID:
+        """The id by which its source and its subscription know it."""
+        return self.source_id or self.message_id
+
+    def apart(self) -> InboxRow:
+        """The same message with a key made from its subscription, because another message has its key."""
+        return self._replace(
+            message_id=view_id(self.subscription, self.message_id),
+            source_id=self.id,
+            originals={ID: str(self.id), **self.originals},
+        )
 
     @property
     def shown(self) -> dict[str, Id | None]:
@@ -49,10 +67,10 @@ class InboxRow(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """What the inbox knows about a message: it is ``new``, or it was ``done`` (processed or a dead letter).
+    """What the inbox knows about a message: it is ``new``, or it was ``done`` (processed, a dead letter, let go).
 
-    Where order is kept, a message may be ``parked`` with its key, or not ``runnable`` because an earlier message
-    of its key comes first.
+    ``message_id`` is the key of the row, ``id`` that of the message. Where order is kept, a message may be
+    ``parked`` with its key, or not ``runnable`` because an earlier message of its key comes first.
     """
 
     message_id: UUID
@@ -60,6 +78,12 @@ class Inserted(NamedTuple):
     done: bool
     parked: bool = False
     runnable: bool = True
+    source_id: UUID | None = None
+
+    @property
+    def id(self) -> UUID:
+        """The id by which its source and its subscription know it."""
+        return self.source_id or self.message_id
 
 
 class ClaimedMessage(NamedTuple):
@@ -77,6 +101,8 @@ class ClaimedMessage(NamedTuple):
     since: float = math.inf
     #: When the message was stored in the inbox.
     received_at: datetime | None = None
+    #: Whether it is the one that is tried while its handler is away (`relay.domain.circuit`).
+    probe: bool = False
 
 
 class InboxReceiver(Protocol):
@@ -86,17 +112,18 @@ class InboxReceiver(Protocol):
         """Check that the database answers, before anything is fetched."""
 
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
-        """Insert a batch in one statement. A known id is reported and never inserted twice (POL-047-003).
+        """Insert a batch in one statement. What a subscription knows is never inserted twice (POL-047-003).
 
-        A known row takes the reply subject, stream and sequence of the latest delivery, and keeps all else. An id
-        that is twice in the batch has one answer. Raises MalformedMessage if a value cannot be stored; then
-        nothing of the batch is stored.
+        Known is the same id in the same subscription. If the row of an id belongs to another subscription, that
+        row stays as it is, and the message gets a row apart. A known row takes the reply subject, stream and
+        sequence of the latest delivery, and keeps all else. The answers are in the order of the batch; an id that
+        is twice in it has one. Raises MalformedMessage if a value cannot be stored; then nothing of the batch is.
         """
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
-        """Count the rows that are handled or can be handled now, up to ``limit``, without rows in back-off.
+        """Count the rows that are handled or can be handled now, up to ``limit``.
 
-        With ``later``, those in back-off count too, and those that wait for their turn.
+        Rows that have failed do not count, nor those that wait behind one. With ``later`` all unfinished rows do.
         """
 
 
@@ -140,14 +167,24 @@ class InboxAudit(Protocol):
     They may be repeated, and run beside workers: nothing is claimed.
     """
 
-    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
+    async def overdue(
+        self,
+        subscription: str,
+        limit: int,
+        waited: timedelta = timedelta(0),
+        *,
+        at_once: bool = False,
+        failed: bool | None = None,
+    ) -> Sequence[UUID]:
         """Ids that should be in the queue and are not. Marks them as enqueued now.
 
-        ``waited``: how long the head of the queue has waited.
+        ``waited``: how long the head of the queue has waited. ``at_once``: all that are due, also those that may
+        be in the queue. ``failed``: only those that have failed, or only the others. While the handler is away,
+        there are none.
         """
 
     def waiting(self, subscription: str, page: int, *, due: bool = False) -> AsyncIterator[Sequence[str]]:
-        """Reply subjects of all unfinished rows, one page at a time, for +WPI.
+        """Reply subjects of the unfinished rows that hold a place, one page at a time, for +WPI.
 
         ``due``: without rows in back-off.
         """
@@ -158,11 +195,27 @@ class InboxAudit(Protocol):
     async def finished(
         self, subscription: str, stream: str, after: int, upto: int, *, on_receipt: bool = False
     ) -> Sequence[Finished]:
-        """The finished and parked rows in that range, whose ack may be lost. With ``on_receipt``: all rows.
+        """The rows in that range that are finished, parked or let go: their ack may be lost.
 
-        A row that was finished or received less than a second ago is left out: its ack may be on the way.
+        ``on_receipt``: all rows. A row that was finished or received less than a second ago is left out: its ack
+        may be on the way.
         """
 
 
-class InboxRepository(InboxReceiver, InboxSettlement, InboxAudit, Protocol):
-    """PORT-047-002 as a whole. An adapter provides all three; a caller asks for the one that it needs."""
+class InboxWindow(Protocol):
+    """PORT-047-002, the places of JetStream's window that messages hold."""
+
+    async def let_go(
+        self, subscription: str, keep: int, limit: int, hangs: timedelta | None = None
+    ) -> Sequence[str]:
+        """Mark messages that hold a place and wait, all but the latest ``keep``; returns their reply subjects.
+
+        A message waits if it has failed, or if its turn comes only after one that has. With ``hangs``, one that
+        runs for longer than that waits too. At most ``limit`` are marked at a time, each once. They are to be
+        acknowledged: their rows are committed. `InboxReceiver.insert` reports a repeat of one as done. Raises
+        DatabaseUnreachable.
+        """
+
+
+class InboxRepository(InboxReceiver, InboxSettlement, InboxAudit, InboxWindow, Protocol):
+    """PORT-047-002 as a whole. An adapter provides all four; a caller asks for the one that it needs."""

@@ -39,6 +39,20 @@ class JetStreamPublisher(Protocol):
         """
 
 
+class HeldMessage(NamedTuple):
+    """A message as a stream holds it."""
+
+    subject: str
+    body: bytes
+
+
+class StreamLookup(Protocol):
+    """Reads single messages of any stream."""
+
+    async def find(self, stream: str, seq: int) -> HeldMessage | None:
+        """The message at ``seq``, or None. Raises BrokerUnreachable; BrokerRefused if it may not be read."""
+
+
 class Delivery(NamedTuple):
     """A message as JetStream delivered it. Its acknowledgement goes to the subject ``reply``.
 
@@ -66,7 +80,8 @@ class ConsumerState:
     Everything up to ``ack_floor`` is acknowledged. Everything up to ``delivered`` was delivered at least once.
     ``pending`` messages between the two wait for their acknowledgement. ``consumer_seq`` counts deliveries.
     ``undelivered`` messages after ``delivered`` are still to come. Messages before ``first``, and those that were
-    stored before ``since``, are not for this consumer: it starts later.
+    stored before ``since``, are not for this consumer: it starts later. ``window``: no more than so many are
+    pending; None if there is no limit.
     """
 
     ack_floor: int
@@ -76,6 +91,7 @@ class ConsumerState:
     undelivered: int = 0
     first: int = 1
     since: datetime | None = None
+    window: int | None = None
 
 
 class JetStreamConsumer(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import timedelta
+from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -20,6 +21,7 @@ from relay.domain.backpressure import BrakeAction, OutboxLimits
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.querying import query_subjects
+from relay.domain.retry import LONGEST_DELAY
 from relay.domain.routing import DEFAULT_TEMPLATE, Route, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
     RELAY_ADVISORIES,
@@ -27,12 +29,13 @@ from relay.domain.topology import (
     StreamSpec,
     advisory_consumer,
     dead_letter_consumer,
+    subjects_overlap,
 )
 from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.ops import OpsSettings
 from relay.settings.section import Section
-from relay.settings.telemetry import MetricsSettings, TracingSettings
+from relay.settings.telemetry import HealthSettings, MetricsSettings, TracingSettings
 from relay.settings.urls import (
     DatabaseUrl,
     HandlerUrl,
@@ -45,13 +48,16 @@ from relay.settings.urls import (
 from relay.settings.values import (
     ActorId,
     Age,
+    AlertClasses,
     AttributeTemplate,
     BrokerName,
     Count,
     Duration,
     EnvelopeName,
+    ErrorNames,
     EventTypes,
     Modules,
+    Names,
     SchemaName,
     Size,
     StartsAt,
@@ -164,13 +170,20 @@ class BackpressureSettings(Section):
 
 
 class AlertSettings(HttpSettings):
-    """Where alerts about dead letters go.
+    """Where alerts about final failures and lasting conditions go.
 
     ``webhook`` gets a POST with JSON, at most ``per_minute`` times a minute. Alerts that come faster are combined.
+    ``classes``, ``subscriptions``: which alerts it gets; empty: all. ``check_every``: how often conditions are
+    looked for. ``repeat``: after this time a condition that lasts alerts again. ``runbook``: its address.
     """
 
     webhook: WebhookUrl | None = None
     per_minute: int = Field(default=6, ge=1, le=60)
+    classes: AlertClasses = ()
+    subscriptions: Names = ()
+    check_every: Duration = Field(default=_seconds(15), ge=_seconds(1))
+    repeat: Duration = _seconds(3600)
+    runbook: str = "docs/how-to/runbook.md"
 
 
 class SubscriptionSettings(HttpSettings):
@@ -185,6 +198,9 @@ class SubscriptionSettings(HttpSettings):
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
     ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
+    ``circuit``: while the handler is away, only single messages are tried, and none loses an attempt. It counts as
+    away when ``circuit_failures`` calls in a row have failed, for ``circuit_messages`` messages at least.
+    ``circuit_probe_max``: the longest pause between two messages that are tried meanwhile.
     ``start_at``: which messages a new consumer gets: all in the stream, those from "now" on, or from a moment on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
@@ -214,6 +230,12 @@ class SubscriptionSettings(HttpSettings):
     max_attempts: int = Field(default=20, ge=1)
     backoff_initial: Duration = _seconds(1)
     backoff_max: Duration = _seconds(60)
+    circuit: bool = True
+    circuit_messages: int = Field(default=3, ge=2, le=100)
+    circuit_failures: int = Field(default=10, ge=2, le=1000)
+    circuit_probe_max: Duration = Field(default=_seconds(10), ge=_seconds(1))
+    retry_after_max: Duration = Field(default=_seconds(3_600), ge=_seconds(1), le=LONGEST_DELAY)
+    retry_after_for: Duration = _seconds(86_400)
     envelope: EnvelopeName = "handler"
     error_detail: ErrorDetail = "codes"
 
@@ -389,8 +411,9 @@ class Settings(Section):
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
     ``max_connections``: how many connections a process has to one PostgreSQL server at most, for all contexts.
-    ``fleet``: the supervisor that has started this process. `relay fleet` sets it for its workers.
-    ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
+    ``outage_errors``: exceptions of Python functions that say that something is away, besides those that are
+    known: ``package.Class``. ``fleet``: the supervisor that has started this process. `relay fleet` sets it for
+    its workers. ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
     """
 
     nats_url: NatsUrl = SecretStr("nats://localhost:4222")
@@ -405,9 +428,11 @@ class Settings(Section):
     task_window: int = Field(default=200, ge=1, le=100_000)
     pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
     max_connections: int = Field(default=64, ge=4, le=10_000)
+    outage_errors: ErrorNames = ()
     fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None
     metrics: MetricsSettings = MetricsSettings()
+    health: HealthSettings = HealthSettings()
     tracing: TracingSettings = TracingSettings()
     ops: OpsSettings = OpsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
@@ -437,6 +462,14 @@ class Settings(Section):
         copies = max((stream.replicas for stream in events), default=1)
         return list(dict.fromkeys([*declared, replace(RELAY_ADVISORIES, replicas=copies)]))
 
+    @property
+    def letter_streams(self) -> frozenset[str]:
+        """The streams that hold dead letters only, of all contexts."""
+        contexts = self.contexts.values()
+        return frozenset(it.dlq.name for it in contexts) - {
+            it.name for found in contexts for it in found.event_streams
+        }
+
     def queried(self) -> list[str]:
         """Return the patterns of the subjects at which queries are answered."""
         return [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
@@ -456,6 +489,17 @@ class Settings(Section):
             if read & {stream.name for stream in source.event_streams}
             and (source.archive.keep is None or source.archive.keep > own.archive.keep)
         ]
+
+    def comes_later(self, context: str, subscription: str) -> bool:
+        """Whether an earlier subscription reads some of the same messages, for the same inbox or service."""
+        own = self.contexts[context].subscriptions[subscription]
+        declared = (it for found in self.contexts.values() for it in found.subscriptions.values())
+        return any(
+            it.stream == own.stream
+            and subjects_overlap(it.filter_subject, own.filter_subject)
+            and (it.context == context or (it.handler == own.handler and own.python_module is None))
+            for it in takewhile(lambda it: it is not own, declared)
+        )
 
     def consumers(self, context: str | None = None) -> list[ConsumerSpec]:
         """Return the durable consumers of one context, or of all (None).

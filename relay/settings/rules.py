@@ -8,8 +8,9 @@ from itertools import combinations
 from string import Formatter
 from typing import Final
 
+from relay.domain.alerts import OF_SUBSCRIPTION, AlertClass
 from relay.domain.routing import dead_letter_subject, event_subjects, is_template
-from relay.domain.subject import ALL_COMMANDS
+from relay.domain.subject import ALL_COMMANDS, ALL_LETTERS
 from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings.archive import OF_BUCKET
 from relay.settings.credentials import HttpSettings, check_http, check_nats, check_redis
@@ -65,17 +66,6 @@ def _back_off(context: ContextSettings) -> Problems:
         if section.backoff_initial > section.backoff_max:
             limit = format_duration(section.backoff_max)
             yield SettingProblem((*path, "backoff_initial"), f"must not be longer than backoff_max ({limit})")
-
-
-def _filters(context: ContextSettings) -> Problems:
-    """Check that filters do not overlap. The inbox key is only the message id, so one receiver would miss it."""
-    for one, other in combinations(context.subscriptions.values(), 2):
-        if subjects_overlap(one.filter_subject, other.filter_subject):
-            yield SettingProblem(
-                _sub(other, "filter_subject"),
-                f"overlaps with {one.filter_subject} of the subscription {one.name}",
-                "a context receives each message once: merge them, or use filters that do not overlap",
-            )
 
 
 def _handler_time(subscription: SubscriptionSettings) -> Problems:
@@ -157,6 +147,46 @@ def _archive(context: ContextSettings) -> Problems:
         yield SettingProblem(
             at("keep"), f"must be longer than after ({least})", "both times begin when a row ended"
         )
+
+
+def _alerts(context: ContextSettings) -> Problems:
+    """Refuse alerts that can never come."""
+    alerts = context.alerts
+    if alerts.webhook is None:
+        for key in sorted(alerts.model_fields_set & {"per_minute", "classes", "subscriptions"}):
+            yield SettingProblem(_at(context, "alerts", key), "has no effect: there is no webhook")
+        return
+    possible = _possible(context)
+    for kind in alerts.classes:
+        if kind not in possible:
+            known = ", ".join(it.value for it in AlertClass if it in possible)
+            yield SettingProblem(
+                _at(context, "alerts", "classes"), f"{kind.value} can never come here", f"possible: {known}"
+            )
+    for name in alerts.subscriptions:
+        if name not in context.subscriptions:
+            known = ", ".join(context.subscriptions) or "none"
+            yield SettingProblem(
+                _at(context, "alerts", "subscriptions"), f"no subscription is called {name}", f"known: {known}"
+            )
+    if alerts.subscriptions and alerts.classes and not OF_SUBSCRIPTION & set(alerts.classes):
+        yield SettingProblem(
+            _at(context, "alerts", "classes"),
+            "no alert of these classes is about a subscription",
+            "leave out subscriptions, or add dead_letter",
+        )
+    if alerts.repeat < alerts.check_every:
+        least = format_duration(alerts.check_every)
+        yield SettingProblem(
+            _at(context, "alerts", "repeat"), f"must be at least check_every ({least})", "nobody looks more often"
+        )
+
+
+def _possible(context: ContextSettings) -> set[AlertClass]:
+    """The classes of alerts that a context can have."""
+    parks = any(it.order == "key" and it.failed_head == "park" for it in context.subscriptions.values())
+    never = set() if context.subscriptions else {AlertClass.DEAD_LETTER, AlertClass.FAILED_CORRECTION}
+    return set(AlertClass) - never - (set() if parks else {AlertClass.PARKED_KEY})
 
 
 def _backpressure(context: ContextSettings) -> Problems:
@@ -360,6 +390,7 @@ def _route(
     elif row.subject is not None or row.types:
         yield from _stored_by(context, (*path, key), row.subject or context.subject, named)
     for topic in row.topics if row.subject is None else ():
+        yield from _no_letters((*path, "topics"), topic)
         taking = [stream for stream in named if any(subjects_overlap(topic, it) for it in stream.subjects)]
         if not taking:
             yield SettingProblem((*path, "stream"), f"{row.stream} does not take the topics {topic}")
@@ -381,6 +412,12 @@ def _stored_by(
         yield SettingProblem(path, f"{subject} goes to {taking[0].name}, which confirms nothing (no_ack)")
 
 
+def _no_letters(path: KeyPath, subject: str) -> Problems:
+    """Refuse events under subjects of dead letters: nobody could tell them from letters."""
+    if covers(ALL_LETTERS, subject):
+        yield SettingProblem(path, f"{subject} is for dead letters", "events need another subject")
+
+
 def _template(path: KeyPath, template: str) -> Problems:
     try:
         keys = {key for _, key, _, _ in Formatter().parse(template) if key is not None}
@@ -395,6 +432,8 @@ def _template(path: KeyPath, template: str) -> Problems:
         yield SettingProblem(
             path, "does not make a subject", "dots between tokens of A-Z a-z 0-9 _ - and placeholders"
         )
+    else:
+        yield from _no_letters(path, template)
 
 
 # --- commands and queries ---
@@ -408,7 +447,7 @@ def _commands(settings: Settings) -> Problems:
     declared = {stream.name: stream.subjects for _, stream in _all_streams(settings)}
     for one, other in combinations(_all_subscriptions(settings), 2):
         filters = one.filter_subject, other.filter_subject
-        if one.stream != other.stream or one.context == other.context or not subjects_overlap(*filters):
+        if one.stream != other.stream or not subjects_overlap(*filters):
             continue
         spaces = (it for it in (*filters, *declared.get(one.stream, ())) if covers(ALL_COMMANDS, it))
         if any(subjects_overlap(space, filters[0]) and subjects_overlap(space, filters[1]) for space in spaces):
@@ -441,7 +480,7 @@ def _meeting(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None
     return next(pairs, None)
 
 
-_OF_CONTEXT: Final = (_cloudevents, _back_off, _filters, _dead_letters, _archive, _backpressure)
+_OF_CONTEXT: Final = (_cloudevents, _back_off, _dead_letters, _archive, _backpressure, _alerts)
 _OF_SUBSCRIPTION: Final = (_handler_time, _handler_kind, _on_failure, _order)
 _OF_ALL: Final = (
     *(_databases, _streams, _ways, _commands, _queries),

@@ -1,4 +1,4 @@
-"""The tables ``metrics`` and ``tracing``: how processes are watched from outside."""
+"""The tables ``metrics``, ``health`` and ``tracing``: how processes are watched from outside."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ class MetricsSettings(Section):
     tasks: ListenAddress | None = None
     directory: Path | None = None
     interval: Duration = Field(default=timedelta(seconds=15), ge=timedelta(seconds=1), le=timedelta(minutes=5))
+
+
+class HealthSettings(Section):
+    """When `relay health` says that something is wrong with what waits.
+
+    ``stalled_after``: something is due and nothing has moved for so long. ``dead_letters``: so many open ones of a
+    subscription are an error, fewer a warning. ``dead_letters_age``: one that is open for so long is an error too.
+    """
+
+    stalled_after: Duration = Field(default=timedelta(seconds=60), ge=timedelta(seconds=2), le=timedelta(hours=1))
+    dead_letters: int = Field(default=100, ge=1)
+    dead_letters_age: Duration = timedelta(days=1)
 
 
 class TracingSettings(Section):

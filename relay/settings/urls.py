@@ -12,6 +12,8 @@ from relay.settings.values import is_module, only
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _SHOWN: Final = re.compile(r"[A-Za-z0-9._~:%/,\[\]-]*")
+#: A name or an address. An empty label, a space or a star is none.
+_HOST: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|[0-9a-fA-F:.%]*:[0-9a-zA-Z:.%]*")
 _PORT: Final = re.compile(r":[0-9]+$")
 #: The comma between two servers of a cluster. Any other comma may be part of a password.
 _NEXT_URL = re.compile(r",(?=\s*(?:nats|tls|wss?)://)", re.IGNORECASE)
@@ -114,6 +116,17 @@ def _of_schemes(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _leads_somewhere(secret: SecretStr) -> SecretStr:
+    """Refuse what can never be reached, or would never be sent as it is written."""
+    parts = urlsplit(secret.get_secret_value())
+    host = (parts.hostname or "").rstrip(".")
+    if parts.port == 0 or not _HOST.fullmatch(host) or host.split(".")[-1] == "invalid":
+        raise ValueError("can never be reached: its host or port cannot exist")
+    if parts.fragment:
+        raise ValueError("has a # in it: what follows is never sent; write %23")
+    return secret
+
+
 def _handler_url(value: str) -> str:
     scheme, _, module = value.partition(":")
     if scheme == "python":
@@ -129,6 +142,6 @@ def _handler_url(value: str) -> str:
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 NatsUrl = Annotated[SecretStr, AfterValidator(_nats_url)]
 RedisUrl = Annotated[SecretStr, _of_schemes("redis", "rediss", "unix")]
-WebhookUrl = Annotated[SecretStr, _of_schemes("http", "https")]
+WebhookUrl = Annotated[SecretStr, _of_schemes("http", "https"), AfterValidator(_leads_somewhere)]
 HandlerUrl = Annotated[str, AfterValidator(_handler_url)]
 ModuleName = Annotated[str, only(is_module, "is not the name of a module; write myapp.queries")]

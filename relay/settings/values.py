@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from relay.domain.alerts import AlertClass
 from relay.domain.envelopes import ENVELOPES
 from relay.domain.envelopes.cloudevents import PLACEHOLDERS
 from relay.domain.identity import is_id
@@ -45,6 +46,7 @@ _SIZE = re.compile(r"([0-9]+) ?(B|[KMGT]i?B)", re.IGNORECASE)
 CONTEXT_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _ADDRESS = re.compile(r"(?:([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):)?([0-9]{1,5})")
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
+_ERROR: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _EVENT_TYPES = re.compile(r"[A-Za-z0-9_-]{1,64}\*?|\*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
@@ -220,6 +222,11 @@ EventType = Annotated[
 ]
 EventTypes = Annotated[tuple[EventType, ...], BeforeValidator(parse_list)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+#: Exceptions by name, such as ``stripe.APIConnectionError``.
+ErrorName = Annotated[str, only(_ERROR.fullmatch, "is not the name of an exception; write package.Class")]
+ErrorNames = Annotated[tuple[ErrorName, ...], BeforeValidator(parse_list)]
+Names = Modules
+AlertClasses = Annotated[tuple[AlertClass, ...], BeforeValidator(parse_list)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 AttributeTemplate = Annotated[str, AfterValidator(_attribute_template)]
 UriTemplate = Annotated[

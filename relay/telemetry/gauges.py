@@ -16,6 +16,7 @@ from relay.domain.errors import RelayError
 from relay.domain.facts import BacklogsSampled, Fact, LagSampled, LeadLost, LeadTaken
 from relay.domain.lag import ContextLag
 from relay.domain.policies import DeadLetterClass
+from relay.domain.standstill import BacklogKind
 from relay.telemetry.liveness import beats_in
 from relay.telemetry.metrics import OTHER
 
@@ -52,6 +53,8 @@ GAUGES: Final = (
     Gauge("inbox_waiting", "Messages that are neither processed nor dead-lettered.", "inbox", "count"),
     Gauge("inbox_oldest_age_seconds", "How long the oldest of them has waited.", "inbox", _AGE),
     Gauge("inbox_failing", "Of them, those that were tried more than three times.", "inbox", "failed_attempts"),
+    Gauge("inbox_retried", "Of them, those that have failed at least once.", "inbox", "failing"),
+    Gauge("inbox_let_go", "Of them, those that hold no place of JetStream's window.", "inbox", "let_go"),
     Gauge("task_outbox_waiting", "Tasks that are due and not finished.", "tasks", "count"),
     Gauge("task_outbox_oldest_age_seconds", "How long the oldest of them has been due.", "tasks", _AGE),
     Gauge("task_outbox_delayed", "Tasks whose time is to come.", "tasks", "delayed"),
@@ -60,8 +63,10 @@ GAUGES: Final = (
     Gauge("incidents_oldest_age_seconds", "How long the oldest of them has waited.", "incidents", _AGE),
     Gauge("parked_keys", "Keys set aside behind a dead letter.", "parked", "count"),
     Gauge("parked_keys_oldest_age_seconds", "How long the first of them has been.", "parked", _AGE),
+    Gauge("circuit_open_seconds", "How long the handler has been away; 0 if it is not.", "away", "seconds"),
 )
 LEADING: Final = ("scheduler_leading", "Whether this scheduler leads the context.")
+STANDING: Final = ("backlog_standing_seconds", "For how long nothing of it has moved, though something is due.")
 SAMPLED: Final = ("backlog_sampled_timestamp_seconds", "When the backlogs of the context were last counted.")
 
 _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -72,6 +77,7 @@ _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "tasks": (),
     "inbox": ("subscription",),
     "parked": ("subscription",),
+    "away": ("subscription",),
     "incidents": ("subscription", "class"),
 }
 
@@ -126,6 +132,7 @@ class BacklogGauges(Collector):
         yield _family(*SAMPLED, {(name,): sample.at for name, sample in samples if name in leading})
         yield from _lag_families(self._fresh(self._lags, leading))
         fresh = self._fresh(self._samples, leading)
+        yield _family(*STANDING, _standing(fresh), ("kind",))
         for gauge in GAUGES:
             values = {(name, *labels): 0.0 for name in fresh for labels in self._expected(name, gauge.part)}
             for name, backlogs in fresh.items():
@@ -162,9 +169,19 @@ class BacklogGauges(Collector):
             yield tuple(values), float(getattr(item, gauge.attribute) if gauge.attribute else item)
 
 
+def _standing(fresh: Mapping[str, Backlogs]) -> dict[tuple[str, ...], float]:
+    """Of each kind of backlog, the part that has stood still for longest."""
+    kinds = [kind.value for kind in BacklogKind if kind is not BacklogKind.STREAM]
+    values: dict[tuple[str, ...], float] = {(name, kind): 0.0 for name in fresh for kind in kinds}
+    for name, backlogs in fresh.items():
+        for it in backlogs.standing:
+            values[name, it.kind.value] = max(values[name, it.kind.value], it.still_seconds)
+    return values
+
+
 def _merged(gauge: Gauge, one: float, other: float) -> float:
     """Combine values that share their labels: subscriptions that are no longer configured count as one."""
-    return max(one, other) if gauge.attribute == _AGE else one + other
+    return max(one, other) if gauge.attribute in (_AGE, "seconds") else one + other
 
 
 def _family(

@@ -7,6 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from pathlib import Path
@@ -95,12 +96,12 @@ def beats_in(directory: Path) -> Mapping[str, Beat]:
 
 
 def stuck_loop(loop: asyncio.AbstractEventLoop, seconds: float = _ANSWER_S) -> Sequence[str]:
-    """Whether the event loop of this process does not answer another thread."""
-    answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+    """Whether the event loop of this process does not answer another thread, or has ended."""
+    answer: Future[None] = Future()
     try:
+        loop.call_soon_threadsafe(answer.set_result, None)
         answer.result(seconds)
-    except FutureTimeout:
-        answer.cancel()
+    except (FutureTimeout, RuntimeError):  # it hangs, or is closed
         return ["event loop"]
     return []
 

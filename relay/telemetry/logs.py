@@ -23,12 +23,18 @@ from relay.domain.facts import Fact
 _LEVELS: Final[dict[type[Fact], int]] = {
     facts.EventDied: logging.ERROR,
     facts.StreamLossFound: logging.ERROR,
+    facts.OrphansFound: logging.ERROR,
     facts.InboxGapFilled: logging.ERROR,
     facts.IncidentRecorded: logging.ERROR,
     facts.MessageDeadLettered: logging.ERROR,
     facts.ScheduledRunFailed: logging.ERROR,
     facts.TaskFailed: logging.ERROR,
     facts.ArchiveFailed: logging.ERROR,
+    facts.CircuitOpened: logging.ERROR,
+    facts.AlertRaised: logging.ERROR,
+    facts.ForeignLetterFound: logging.ERROR,
+    facts.DeadLetterDelayed: logging.WARNING,
+    facts.SequencesMended: logging.WARNING,
     facts.AlertFailed: logging.WARNING,
     facts.ArchiveHeld: logging.WARNING,
     facts.ProducersBraked: logging.WARNING,
@@ -47,6 +53,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
     facts.LeadTaken: logging.INFO,
     facts.ProducersReleased: logging.INFO,
     facts.PullsResumed: logging.INFO,
+    facts.CircuitClosed: logging.INFO,
     facts.RowsArchived: logging.INFO,
     facts.BatchDeleted: logging.INFO,
     facts.ScheduledRunFinished: logging.INFO,
@@ -54,7 +61,7 @@ _LEVELS: Final[dict[type[Fact], int]] = {
 }
 #: What is called ``class`` everywhere but in Python.
 _CLASSES: Final[dict[type[Fact], dict[str, str]]] = {
-    it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded)
+    it: {"kind": "class"} for it in (facts.MessageDeadLettered, facts.IncidentRecorded, facts.AlertRaised)
 }
 #: Loggers of code that handles the application's data without knowing it: ours and our libraries'.
 _LIBRARIES: Final = {

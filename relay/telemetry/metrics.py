@@ -14,6 +14,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from relay.domain import facts
+from relay.domain.alerts import AlertClass
 from relay.domain.archive import ArchiveKind, StoreUnreachable
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable, QueueUnreachable
 from relay.domain.facts import Fact
@@ -27,9 +28,10 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 #: In seconds. What waits may wait for a handler that is away.
 _WAITS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
 #: Labels whose attribute has another name, because "class" and "type" have a meaning in Python.
-_ATTRIBUTES: Final = {"class": "kind", "type": "task_type"}
+_ATTRIBUTES: Final = {"class": "kind", "alert": "kind", "type": "task_type"}
 _ALWAYS: Final[Mapping[str, Collection[str]]] = {
     "class": [kind.value for kind in DeadLetterClass],
+    "alert": [kind.value for kind in AlertClass],
     "kind": [kind.value for kind in ArchiveKind],
     "server": [it.server for it in (BrokerUnreachable, DatabaseUnreachable, QueueUnreachable, StoreUnreachable)],
     "waits_for": ["turn", "room"],
@@ -83,12 +85,26 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
         Count("messages_duplicate", "Of them, those the inbox had already.", _SUB, lambda fact: fact.duplicates),
     ),
     facts.PullsPaused: (Count("pulls_paused", "Times a worker found the inbox full and paused.", _SUB),),
+    facts.MessagesLetGo: (
+        Count("messages_let_go", "Messages acknowledged while they wait.", _SUB, lambda fact: fact.count),
+    ),
     facts.PullsResumed: (Count("pulls_resumed", "Times it went on.", _SUB),),
+    facts.CircuitOpened: (Count("circuits_opened", "Times a handler was found to be away.", _SUB),),
+    facts.CircuitClosed: (Count("circuits_closed", "Times it was back.", _SUB),),
     facts.MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
     facts.MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
     facts.MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),
+    facts.DeadLetterDelayed: (
+        Count("dead_letters_delayed", "Attempts at storing a dead letter that failed and are repeated.", _SUB),
+    ),
+    facts.ForeignLetterFound: (
+        Count("foreign_letters", "Messages of others under the id of a dead letter.", _SUB),
+    ),
     facts.IncidentRecorded: (
         Count("incidents_recorded", "Dead letters recorded as incidents.", (*_SUB, "class")),
+    ),
+    facts.AlertRaised: (
+        Count("alerts_raised", "Final failures and conditions that alerted.", ("alert",), lambda fact: fact.count),
     ),
     facts.AlertFailed: (Count("alerts_failed", "Alerts that the webhook did not take."),),
     facts.MessagesReEnqueued: (
@@ -101,6 +117,10 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.StreamLossFound: (
         Count("stream_losses", "Events the stream lost.", ("stream",), lambda fact: fact.tail + fact.middle),
     ),
+    facts.OrphansFound: (
+        Count("orphans", "Events of the stream that the outbox had lost.", ("stream",), lambda fact: fact.count),
+    ),
+    facts.SequencesMended: (Count("sequences_mended", "Times sequences were behind their tables."),),
     facts.InboxGapFilled: (Count("inbox_gaps", "Messages the inbox had lost.", _SUB, lambda fact: fact.count),),
     facts.TasksDelivered: (
         Count("tasks_delivered", "Tasks brought to a queue.", by=lambda fact: fact.count),

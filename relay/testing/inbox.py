@@ -36,6 +36,7 @@ class StoredMessage:
     next_attempt_at: datetime | None = None
     processed_at: datetime | None = None
     dead_lettered_at: datetime | None = None
+    let_go_at: datetime | None = None
     token: UUID | None = None
     claimed_until: datetime | None = None
 
@@ -43,6 +44,15 @@ class StoredMessage:
     def finished_at(self) -> datetime | None:
         """When it was processed or dead-lettered."""
         return self.processed_at or self.dead_lettered_at
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed, and is tried again."""
+        return self.next_attempt_at is not None
+
+    def hangs(self, now: datetime, longer: timedelta) -> bool:
+        """Whether it runs, and came into the queue ``longer`` ago."""
+        return self.claimed_until is not None and self.claimed_until > now and self.enqueued_at < now - longer
 
     def release(self, until: datetime | None = None) -> None:
         """Give up the claim. With ``until``, the message is not due before that time."""
@@ -60,6 +70,8 @@ class MemoryInbox:
     def __init__(self, clock: Clock | None = None, *, grace: timedelta = timedelta(seconds=5)) -> None:
         self.clock = clock or Clock()
         self.messages: dict[UUID, StoredMessage] = {}
+        #: The key of the row that a subscription has of a message.
+        self._keys: dict[tuple[str, UUID], UUID] = {}
         self.down = False
         self._grace = grace
 
@@ -83,21 +95,31 @@ class MemoryInbox:
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         if any("\x00" in text for row in rows for text in _texts(row)):
             raise MalformedMessage("the inbox cannot store it: a text holds a NUL")
-        return [self._insert(row) for row in {row.message_id: row for row in rows}.values()]
+        return [self._insert(row) for row in {row.id: row for row in rows}.values()]
 
     def _insert(self, row: InboxRow) -> Inserted:
-        now, stored = self.clock.now, self._rows.get(row.message_id)
+        now, known = self.clock.now, self._keys.get((row.subscription, row.id))
+        stored = None if known is None else self._rows.get(known)
         if stored is None:
+            while row.message_id in self._rows:
+                row = row.apart()
+            self._keys[row.subscription, row.id] = row.message_id
             # An inbox without order keeps neither the key of the order nor the number of the delivery.
             self._rows[row.message_id] = StoredMessage(row._replace(order_key=None, consumer_seq=None), now, now)
-            return Inserted(row.message_id, new=True, done=False)
+            return Inserted(row.message_id, new=True, done=False, source_id=row.source_id)
         stored.row = stored.row._replace(
             ack_subject=row.ack_subject or stored.row.ack_subject, stream=row.stream, stream_seq=row.stream_seq
         )
-        return Inserted(row.message_id, new=False, done=stored.finished_at is not None)
+        key, done = stored.row.message_id, bool(stored.finished_at or stored.let_go_at)
+        return Inserted(key, new=False, done=done, source_id=stored.row.source_id)
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
-        ready = [it for it in self._unfinished(subscription) if later or it.enqueued_at <= self.clock.now]
+        now = self.clock.now
+        ready = [
+            it
+            for it in self._unfinished(subscription)
+            if later or (it.enqueued_at <= now and it.next_attempt_at is None)
+        ]
         return min(len(ready), limit)
 
     # --- settle ---
@@ -170,9 +192,18 @@ class MemoryInbox:
 
     # --- audit ---
 
-    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
-        lost_before = self.clock.now - self._grace - waited
-        waiting = sorted(self._unfinished(subscription), key=lambda it: it.enqueued_at)
+    async def overdue(
+        self,
+        subscription: str,
+        limit: int,
+        waited: timedelta = timedelta(0),
+        *,
+        at_once: bool = False,
+        failed: bool | None = None,
+    ) -> Sequence[UUID]:
+        lost_before = self.clock.now - (timedelta(0) if at_once else self._grace + waited)
+        rows = [it for it in self._unfinished(subscription) if failed is None or it.failed is failed]
+        waiting = sorted(rows, key=lambda it: it.enqueued_at)
         lost = [it for it in waiting if it.enqueued_at < lost_before and self._is_free(it)][:limit]
         for stored in lost:
             stored.enqueued_at = self.clock.now
@@ -183,7 +214,7 @@ class MemoryInbox:
         waits = [
             it
             for it in self._unfinished(subscription)
-            if not due or it.next_attempt_at is None or it.next_attempt_at <= now
+            if it.let_go_at is None and (not due or it.next_attempt_at is None or it.next_attempt_at <= now)
         ]
         rows = sorted(waits, key=lambda it: (it.received_at, it.row.message_id))
         for first in range(0, len(rows), page):
@@ -198,11 +229,28 @@ class MemoryInbox:
     ) -> Sequence[Finished]:
         before = self.clock.now - _UNDER_WAY
         messages = [
-            Finished(it.row.message_id, it.row.stream_seq, it.row.ack_subject, it.row.headers.get(MSG_ID))
+            Finished(it.row.id, it.row.stream_seq, it.row.ack_subject, it.row.headers.get(MSG_ID))
             for it in self._of(subscription, stream)
-            if (it.finished_at and it.finished_at < before) or (on_receipt and it.received_at < before)
+            if any(at and at < before for at in (it.finished_at, it.let_go_at, on_receipt and it.received_at))
         ]
         return sorted((it for it in messages if after < it.stream_seq <= upto), key=lambda it: it.stream_seq)
+
+    # --- window ---
+
+    async def let_go(
+        self, subscription: str, keep: int, limit: int, hangs: timedelta | None = None
+    ) -> Sequence[str]:
+        now = self.clock.now
+        holding = [
+            it
+            for it in self._unfinished(subscription)
+            if it.let_go_at is None and (it.failed or (hangs is not None and it.hangs(now, hangs)))
+        ]
+        newest = sorted(holding, key=lambda it: it.received_at, reverse=True)
+        gone = newest[keep : keep + limit]
+        for stored in gone:
+            stored.let_go_at = now
+        return [it.row.ack_subject for it in gone]
 
     def _of(self, subscription: str, stream: str) -> Iterator[StoredMessage]:
         rows = self._rows.values()

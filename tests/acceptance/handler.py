@@ -38,6 +38,9 @@ class HandlerService:
 
     verdict: Callable[[dict[str, Any], int], int] = lambda _body, _n: 200
     calls: list[Call] = field(default_factory=list)
+    #: Further headers of each answer, and its content.
+    headers: dict[str, str] = field(default_factory=dict)
+    said: Callable[[dict[str, Any]], Any] = lambda _body: None
     port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
@@ -83,5 +86,5 @@ class HandlerService:
             while not await request.is_disconnected():  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.05)
             return Response(status_code=500)
-        said = {"Relay-Reason": f"verdict {status}"}
-        return JSONResponse(None, status_code=status, headers=said)
+        said = {"Relay-Reason": f"verdict {status}", **self.headers}
+        return JSONResponse(self.said(body), status_code=status, headers=said)

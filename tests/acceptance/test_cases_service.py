@@ -177,7 +177,9 @@ def test_a_dead_letter_becomes_a_case(service: Service) -> None:
 
     def found() -> list[str]:
         cases = service.api.get("/cases", params={"account": "operations"}).json()
-        return [case["title"] for case in cases if "account_closed in from_accounts" in case["title"]]
+        return [
+            case["title"] for case in cases if "dead letter " in case["title"] and "from_accounts" in case["title"]
+        ]
 
     assert len(service.until("there is a case", found)) == 1
 

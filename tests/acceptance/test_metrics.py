@@ -94,7 +94,7 @@ def test_two_worker_processes_count_what_the_tables_say(
 
     def counted() -> Numbers | None:
         found = scrape(ports["worker"])
-        recorded = value(found, "incidents_recorded_total", **SUB, **{"class": "deterministic"})
+        recorded = value(found, "incidents_recorded_total", **SUB, **{"class": "poison"})
         return found if recorded == DEAD else None
 
     numbers = wait_for("the incidents are counted", counted)
@@ -104,8 +104,8 @@ def test_two_worker_processes_count_what_the_tables_say(
     processed = count(fleet, "sea", "inbox_messages WHERE processed_at IS NOT NULL")
     assert value(numbers, "messages_processed_total", **SUB) == processed == EVENTS - DEAD
     assert value(numbers, "messages_retried_total", **SUB) == RETRIED
-    assert value(numbers, "messages_dead_lettered_total", **SUB, **{"class": "deterministic"}) == DEAD
-    assert value(numbers, "messages_dead_lettered_total", **SUB, **{"class": "poison"}) == 0
+    assert value(numbers, "messages_dead_lettered_total", **SUB, **{"class": "poison"}) == DEAD
+    assert value(numbers, "messages_dead_lettered_total", **SUB, **{"class": "deterministic"}) == 0
     [(calls,)] = fleet.query("sea", "SELECT sum(attempts) FROM inbox_messages")
     assert value(numbers, "handler_seconds_count", **SUB) == calls == len(handler.calls)
     assert (value(numbers, "publish_batch_seconds_sum", context="vibespro") or 0) > 0

@@ -190,6 +190,6 @@ def test_a_node_handler_keeps_the_contract(start_fleet: Callable[..., Fleet], no
         wait_for("all are handled", lambda: ids <= {line["id"] for line in nodejs.effects(done)})
         wait_for("one is a dead letter", lambda: fleet.inbox(poison).get("dead_lettered_at"))
         wait_for("all are acknowledged", lambda: fleet.ack_pending() == 0)
-        assert fleet.inbox(poison)["last_error"] == "a vibe without title"
+        assert fleet.inbox(poison)["last_error"] == "HTTP 422: a vibe without title"
         assert set(Counter(line["key"] for line in nodejs.effects(done)).values()) == {1}
         assert handler.stop() == 0

@@ -19,7 +19,7 @@ TIMES = 3
 def test_redeliveries_make_no_attempt_of_their_own(
     start_fleet: Callable[..., Fleet], handler: HandlerService
 ) -> None:
-    more = 'on_failure = "nak"\nbackoff_initial = "300ms"\nbackoff_max = "1s"'
+    more = 'on_failure = "nak"\nbackoff_initial = "300ms"\nbackoff_max = "1s"\ncircuit = false'
     fleet = start_fleet(max_ack_pending=COUNT, more=more)
     handler.verdict = lambda _body, n: 200 if n > TIMES else 503
     fleet.scheduler()

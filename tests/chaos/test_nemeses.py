@@ -35,7 +35,7 @@ from chaos.injections import hostile, operators, store
 from chaos.nemesis import Nemesis, Strike
 from chaos.proxy_connection import Mode
 from chaos.rig import Rig
-from chaos.service import HANGING
+from chaos.service import AWAY, HANGING
 from chaos.stage import Stage
 from chaos.windows import Windows
 from chaos.workload import Workload
@@ -549,6 +549,14 @@ def test_what_is_committed_for_a_fault_is_the_workloads(
     assert not flag.exists()
 
 
+def test_a_handler_is_away_for_the_time_of_the_fault(rig: Rig, inject: Any) -> None:
+    flag = rig.history / AWAY
+    heal = inject("handler-away")
+    assert flag.exists()
+    heal()
+    assert not flag.exists()
+
+
 def test_a_handler_hangs_once_the_fleet_has_caught_up(rig: Rig, history: History, workload: Workload) -> None:
     """What waits for other reasons would wait beside it as well.
 
@@ -587,6 +595,13 @@ def test_hostile_messages_are_in_the_stream_where_their_record_says(rig: Rig, in
     assert len(found) == len(hostile.SUBJECTS)
     assert all(message.seq > last and UUID(message.stand_in) for message in found)
     assert store.last_sequence(rig) >= max(message.seq for message in found)
+
+
+def test_forged_letters_are_in_the_stream_of_dead_letters(rig: Rig, inject: Any) -> None:
+    wait_for("something is received", lambda: [*collect._rows(rig.urls["sea"], "SELECT 1 FROM inbox_messages")])
+    inject("forged-letters")()
+    [done] = records(rig).forged
+    assert done.count > 0
 
 
 @pytest.mark.soak
@@ -651,7 +666,8 @@ def test_rows_go_to_the_archive_and_are_found_there(rig: Rig, inject: Any, notes
     kept = {str(id) for [id] in execute(rig, "shop", "SELECT id FROM outbox_events")}
     assert kept.isdisjoint(row["id"] for row in rows)
     assert all(row["published_at"] for row in rows)
-    assert {row["message_id"] for row in collect.archived(rig.cold, "inbox")} == {row["id"] for row in rows}
+    inbox = collect.archived(rig.cold, "inbox")
+    assert {row.get("source_id") or row["message_id"] for row in inbox} == {row["id"] for row in rows}
     # As after a day: a stream that still had them would have them handled once more.
     assert held(rig, {row["id"] for row in rows}) == set()
 
@@ -672,9 +688,20 @@ def test_upkeep_beside_a_reader_leaves_everything_as_it_was(rig: Rig, inject: An
     ] * 2
 
 
+def test_messages_with_the_ids_of_events_come_from_another_stream(rig: Rig, inject: Any, notes: list[str]) -> None:
+    wait_for("events are committed", lambda: published(rig) >= 50)
+    inject("same-ids")()
+    [twins] = records(rig).twins
+    assert notes == [f"{len(twins.ids)} messages"]
+    assert len(twins.ids) == 50
+    noted = "SELECT count(*) FROM chaos_beside WHERE subscription = 'twin' AND message_id = ANY (%s::uuid[])"
+    with psycopg.connect(rig.urls["sea"], autocommit=True) as sea:
+        wait_for("all are handled", lambda: sea.execute(noted, [list(twins.ids)]).fetchone() == (50,))
+
+
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
     """Runs after all of the above; a part of them, or some in another process, tell nothing."""
-    assert len(FAULTS) == 52
+    assert len(FAULTS) == 56
     chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
     everything = {name for name in globals() if name.startswith("test_")}
     if chosen == everything and not hasattr(request.config, "workerinput"):

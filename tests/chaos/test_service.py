@@ -22,7 +22,7 @@ import pytest
 from chaos.evidence import read
 from chaos.history import Plan, Source
 from chaos.plan import Answer, effects_of, failures_of, plan_of, slowness_of
-from chaos.service import HANGING
+from chaos.service import AWAY, HANGING
 from chaos.tables import prepare
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import PostgresServer
@@ -114,7 +114,7 @@ def test_each_plan_is_answered_as_it_says_and_has_its_effects(service: Client, u
         Plan.POISON: [422, 422],
         Plan.FLAKY: [503] * failures + [200, 409],
         Plan.DROP: ["RemoteProtocolError", 409],
-        Plan.NEVER: [503] * 5,
+        Plan.NEVER: [400] * 5,
     }
     for plan, statuses in expected.items():
         assert [service.call(first_of(plan)) for _ in statuses] == statuses, plan
@@ -123,6 +123,16 @@ def test_each_plan_is_answered_as_it_says_and_has_its_effects(service: Client, u
     dropped = [answer for id, answer in recorded if id == str(first_of(Plan.DROP))]
     assert dropped == [Answer.DROP, Answer.REPEAT]
     assert len(recorded) == sum(map(len, expected.values()))
+
+
+def test_a_service_that_is_away_answers_503_and_writes_nothing(service: Client, url: str, tmp_path: Path) -> None:
+    flag, id = tmp_path / AWAY, first_of(Plan.ACCEPT)
+    flag.touch()
+    assert [service.call(id) for _ in range(3)] == [503] * 3
+    assert not effects(url)
+    flag.unlink()
+    assert service.call(id) == 200
+    assert effects(url) == {id: 1}
 
 
 def test_a_call_that_hangs_gives_the_message_free_when_its_caller_gives_up(service: Client, url: str) -> None:

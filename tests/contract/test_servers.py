@@ -66,7 +66,8 @@ _DEAD = """
     INSERT INTO dead_letters (message_id, occurrence, subject, event_type, class, reason, attempts, letter_stream,
                               letter_seq)
     SELECT message_id, requeues + 1, subject, event_type, dead_letter_class, dead_letter_reason, attempts, 'DLQ', 1
-    FROM inbox_messages WHERE message_id = %s RETURNING id
+    FROM inbox_messages WHERE message_id = %s
+    ON CONFLICT (message_id, occurrence) DO UPDATE SET note = NULL RETURNING id
 """
 _names = (f"up{number}x{uuid4().hex[:6]}" for number in itertools.count(1))
 
@@ -91,7 +92,7 @@ class Database:
         for table, columns in (
             (
                 "inbox_messages",
-                "received_at enqueued_at next_attempt_at claimed_until processed_at dead_lettered_at",
+                "received_at enqueued_at next_attempt_at claimed_until processed_at dead_lettered_at let_go_at",
             ),
             ("outbox_events", "occurred_at available_at"),
             ("scheduled_runs", "claimed_until available_at"),

@@ -111,6 +111,8 @@ OUR_INBOX: dict[str, Column] = {
     "order_seq": (BIGINT, NULL, None),
     "stepped_over": (BOOLEAN, NOT_NULL, "false"),
     "originals": (JSONB, NULL, None),
+    "source_id": (UUID, NULL, None),
+    "let_go_at": (TIME, NULL, None),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -124,7 +126,10 @@ OUR_INBOX_INDEXES = {
     "idx_inbox_stream": "(stream, stream_seq)",
     "idx_inbox_dead_lettered": "(dead_lettered_at) WHERE (dead_lettered_at IS NOT NULL)",
     "idx_inbox_processed": "(processed_at) WHERE (processed_at IS NOT NULL)",
+    "idx_inbox_source": "(source_id, subscription) WHERE (source_id IS NOT NULL)",
     "idx_inbox_order": f"(subscription, order_key, order_seq, message_id) WHERE {_HOLDS}",
+    "idx_inbox_holding": "(subscription, received_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL)"
+    " AND (let_go_at IS NULL) AND ((enqueued_at IS NULL) OR (next_attempt_at IS NOT NULL)))",
 }
 DEAD_LETTERS: dict[str, Column] = {
     "id": (BIGINT, NOT_NULL, "by default as identity"),
@@ -152,13 +157,15 @@ DEAD_LETTERS: dict[str, Column] = {
     "note": (TEXT, NULL, None),
     "originals": (JSONB, NULL, None),
     "snoozed_until": (TIME, NULL, None),
+    "corrected_at": (TIME, NULL, None),
+    "correction": (TEXT, NULL, None),
 }
 _STATES = "ARRAY['open'::text, 'requeued'::text, 'discarded'::text, 'resolved'::text]"
-_CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text]"
+_CLASSES = "ARRAY['poison'::text, 'deterministic'::text, 'exhausted'::text, 'unconfirmed'::text]"
 DEAD_LETTERS_CONSTRAINTS = {
     "dead_letters_pkey": "PRIMARY KEY (id)",
     "uq_dead_letters_message": "UNIQUE (message_id, occurrence)",
-    "chk_dead_letters_class": f"CHECK ((class = ANY ({_CLASSES})))",
+    "chk_dead_letters_class": f"CHECK ((class = ANY ({_CLASSES}))) NOT VALID",
     "chk_dead_letters_status": f"CHECK ((status = ANY ({_STATES})))",
 }
 DEAD_LETTERS_INDEXES = {
@@ -191,7 +198,12 @@ ARCHIVE_BATCHES: dict[str, Column] = {
     "deleted_at": (TIME, NULL, None),
     "gone_at": (TIME, NULL, None),
 }
-ARCHIVED_MESSAGES: dict[str, Column] = {"message_id": (UUID, NOT_NULL, None), "batch": (BIGINT, NOT_NULL, None)}
+ARCHIVED_MESSAGES: dict[str, Column] = {
+    "message_id": (UUID, NOT_NULL, None),
+    "batch": (BIGINT, NOT_NULL, None),
+    "subscription": (TEXT, NULL, None),
+    "source_id": (UUID, NULL, None),
+}
 ARCHIVE_BATCHES_CONSTRAINTS = {
     "archive_batches_pkey": "PRIMARY KEY (kind, number)",
     "chk_archive_kind": "CHECK ((kind = ANY (ARRAY['outbox'::text, 'inbox'::text, 'tasks'::text])))",
@@ -294,6 +306,9 @@ TRIGGERS = {
     " EXECUTE FUNCTION relay_number_outbox_events()",
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
+    "relay_raise_alert": "AFTER UPDATE OF dead_at ON public.outbox_events FOR EACH ROW"
+    " WHEN (((new.dead_at IS NOT NULL) AND (old.dead_at IS NULL)))"
+    " EXECUTE FUNCTION relay_raise_alert()",
     "relay_wake_publisher": "BEFORE INSERT ON public.outbox_events FOR EACH STATEMENT"
     " EXECUTE FUNCTION relay_wake_publisher()",
 }
@@ -307,24 +322,30 @@ RULES = {
     "relay_lane_locks": "1785882989",
     "relay_concurrency_locks": "1785882990",
     "relay_archive_locks": "1785882991",
+    "relay_alert_locks": "1785882992",
     "relay_holds_back": "(((generation = 0) OR (later_generation > 0))"
     " AND ((dead_at IS NULL) OR dead_head_blocks))",
     "relay_incident_state": "CASE WHEN (((incident).status = 'open'::text) AND ((incident).snoozed_until > now()))"
     " THEN 'snoozed'::text ELSE (incident).status END",
     "relay_is_free": "(((claimed_until IS NULL) OR (claimed_until < now()))"
     " AND ((next_attempt_at IS NULL) OR (next_attempt_at <= (now() + early))))",
+    "relay_is_held_up": "((num_nonnulls(dead_lettered_at, next_attempt_at) > 0)"
+    " OR ((claimed_until > now()) AND (enqueued_at < (now() - hangs))))",
     "relay_holds_key": "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))",
     "relay_exhausted": "((dead_letter_reason IS NULL) AND (attempts >= max_attempts))",
 }
 
 #: These return a row where they hold. That the planner inlines them, tests of plans show.
 RULES_WITH_SUBQUERIES = {
+    "relay_outbox_ahead",
     "relay_is_held_back",
     "relay_head",
     "relay_may_run",
     "relay_its_turn",
     "relay_another_runs",
     "relay_attempt",
+    "relay_inbox_key",
+    "relay_may_call",
 }
 
 # --- reading the catalogue ---

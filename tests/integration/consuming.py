@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,12 +26,14 @@ from consumer.recovery import Recovery, RecoveryLimits
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.adapters.jetstream.stream_reader import StreamReader
+from relay.adapters.jetstream.stream_reader import NatsStreamLookup, StreamReader
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.incidents import RecordIncidents
 from relay.domain.facts import Fact
 from relay.domain.model import HandlerResult
 from relay.domain.ordering import FailedHead
@@ -135,6 +138,10 @@ class Subscription:
         default_factory=lambda: RecoveryLimits(patience=timedelta(milliseconds=50))
     )
     order: OrderedInboxAdapter | None = None
+    subscription: str = SUBSCRIPTION
+    durable: str = "down"
+    #: Whether another subscription, which is declared before, reads the same messages.
+    apart: bool = False
 
     def keep_order(self, failed_head: FailedHead = "block") -> Subscription:
         """Become an ordered subscription."""
@@ -144,7 +151,7 @@ class Subscription:
     def numbers(self, **parts: Any) -> DeliveryNumbers | None:
         if self.order is None:
             return None
-        return DeliveryNumbers(SUBSCRIPTION, self.stream, self.order, parts.get("consumer", self.consumer))
+        return DeliveryNumbers(self.subscription, self.stream, self.order, parts.get("consumer", self.consumer))
 
     @property
     def stream(self) -> str:
@@ -166,12 +173,13 @@ class Subscription:
     def pull(self, envelope: str = "handler", batch_size: int = 50, **parts: Any) -> PullMessages:
         config = PullConfig(
             context=self.context,
-            subscription=SUBSCRIPTION,
+            subscription=self.subscription,
             envelope=envelope,
             batch_size=batch_size,
             ack_on_receipt=self.settle == "inbox",
             max_due=parts.get("max_due", 2_000),
             max_inbox=parts.get("max_inbox"),
+            apart=self.apart,
         )
         return PullMessages(
             config=config,
@@ -181,6 +189,7 @@ class Subscription:
             facts=self.facts.append,
             order=self.order,
             numbers=self.numbers(**parts),
+            window=parts.get("window"),
             times=self.pull_times,
         )
 
@@ -191,10 +200,11 @@ class Subscription:
         self, handler: Any, *, envelope: str = "handler", max_attempts: int = 20, **parts: Any
     ) -> MessageRows:
         backoff = parts.get("backoff", Backoff(initial=timedelta(seconds=10)))
-        policy = RetryPolicy(max_attempts=max_attempts, backoff=backoff)
+        longest = parts.get("longest", timedelta(hours=1))
+        policy = RetryPolicy(max_attempts=max_attempts, backoff=backoff, longest=longest)
         config = MessageConfig(
             context=self.context,
-            subscription=SUBSCRIPTION,
+            subscription=self.subscription,
             envelope=envelope,
             policy=policy,
             acked=self.settle == "inbox",
@@ -208,10 +218,28 @@ class Subscription:
             inbox=parts.get("inbox", self.inbox),
             handler=handler,
             consumer=parts.get("consumer", self.consumer),
-            dead_letters=RouteToDeadLetter(self.context, publisher, self.facts.append),
+            dead_letters=self.dead_letters_of(publisher, parts.get("stored")),
             facts=self.facts.append,
             next_of_key=self.order and NextOfKey(self.order, self.consumer, self.enqueue),
+            window=parts.get("window"),
             lease=parts.get("lease", self.lease),
+            circuit=parts.get("circuit"),
+        )
+
+    def recording(self, records: Any = None) -> RecordIncidents:
+        records = records or PostgresIncidents(self.pool.connection)
+        return RecordIncidents(self.context, records, self.facts.append)
+
+    def dead_letters_of(self, publisher: Any, stored: Any = None) -> RouteToDeadLetter:
+        """What routes letters. As in a fleet, the context's DLQ stream is known as a stream of letters."""
+        return RouteToDeadLetter(
+            self.context,
+            publisher,
+            self.facts.append,
+            stream=self.dlq,
+            stored=stored or NatsStreamLookup(self.nats),
+            incidents=self.recording(),
+            letter_streams=[self.dlq],
         )
 
     def chunk(self, handler: Any, **parts: Any) -> RunChunk:
@@ -222,11 +250,14 @@ class Subscription:
 
     def recovery(self, filter_subject: str | None = None, **parts: Any) -> Recovery:
         reader = StreamReader(
-            self.nats, stream=self.stream, durable="down", filter_subject=filter_subject or f"{self.name}.event.>"
+            self.nats,
+            stream=self.stream,
+            durable=self.durable,
+            filter_subject=filter_subject or f"{self.name}.event.>",
         )
         return Recovery(
             context=self.context,
-            subscription=SUBSCRIPTION,
+            subscription=self.subscription,
             stream=self.stream,
             inbox=parts.get("inbox", self.inbox),
             consumer=parts.get("consumer", self.consumer),
@@ -236,16 +267,17 @@ class Subscription:
             numbers=self.numbers(**parts),
             limits=self.recovery_limits,
             on_receipt=self.settle == "inbox",
+            window=parts.get("window"),
         )
 
     def lossy(self) -> Lossy:
-        return Lossy(self.nats, stream=self.stream, durable="down")
+        return Lossy(self.nats, stream=self.stream, durable=self.durable)
 
     # --- what happens to it ---
 
     async def create_durable(self, **settings: Any) -> None:
         config = {"filter_subject": f"{self.name}.event.>", "ack_wait": 120, "ack_policy": "explicit", **settings}
-        await self.js.add_consumer(self.stream, ConsumerConfig(durable_name="down", **config))
+        await self.js.add_consumer(self.stream, ConsumerConfig(durable_name=self.durable, **config))
 
     async def create_dlq(self) -> None:
         await self.js.add_stream(StreamConfig(name=self.dlq, subjects=[f"{self.context}.dlq.>"]))
@@ -264,7 +296,7 @@ class Subscription:
 
     async def lose(self, count: int = 1) -> None:
         """Have messages delivered to a worker that dies with them."""
-        lost = await self.js.pull_subscribe_bind("down", self.stream)
+        lost = await self.js.pull_subscribe_bind(self.durable, self.stream)
         assert len(await lost.fetch(count, timeout=5)) == count
         await lost.unsubscribe()
 
@@ -272,9 +304,9 @@ class Subscription:
         """Take whatever is there off the stream, as a pull job does."""
         return [*await self.consumer.fetch(100, timedelta(milliseconds=300)), *await self.consumer.finish()]
 
-    async def received(self, **headers: str) -> UUID:
+    async def received(self, body: bytes | None = None, **headers: str) -> UUID:
         """Send a message and put it into the inbox; returns its id."""
-        message_id = await self.send(**headers)
+        message_id = await self.send(body, **headers)
         await self.pull().accept(await self.fetch())
         return message_id
 
@@ -296,7 +328,7 @@ class Subscription:
 
     async def unacked(self) -> int:
         """How many messages JetStream has delivered and not seen acknowledged."""
-        return await unacknowledged(self.nats, self.stream, "down")
+        return await unacknowledged(self.nats, self.stream, self.durable)
 
     async def acked(self) -> None:
         """Wait until JetStream has seen every delivered message acknowledged."""
@@ -324,6 +356,16 @@ async def unacknowledged(connection: NatsConnection, stream: str, durable: str) 
     return int((await client.jetstream().consumer_info(stream, durable)).num_ack_pending)
 
 
+async def another(sub: Subscription, name: str) -> Subscription:
+    """A second subscription to the same messages, with a durable of its own. It ends with the first one."""
+    other = copy.copy(sub)
+    other.subscription = other.durable = name
+    other.apart, other.facts, other.enqueued = True, [], []
+    other.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable=name)
+    await other.create_durable()
+    return other
+
+
 @asynccontextmanager
 async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[Subscription]:
     """A subscription with its stream, DLQ and durable, connected; ``durable`` are settings of the consumer."""
@@ -332,7 +374,7 @@ async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[S
     await sub.pool.open()
     sub.inbox = PostgresInboxAdapter(sub.pool)
     sub.nats = NatsConnection(nats_url)
-    sub.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable="down")
+    sub.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable=sub.durable)
     sub.publisher = NatsJetStreamPublisher(sub.nats, ack_timeout=timedelta(seconds=2))
     admin = await nats.connect(nats_url)
     sub.js = admin.jetstream()

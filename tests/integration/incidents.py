@@ -15,6 +15,7 @@ from nats.js.api import ConsumerConfig
 from consumer.deadletters import RecordDeadLetters
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.postgres.incidents import PostgresIncidents
+from relay.commands.incidents import RecordIncidents
 from relay.domain.operators import Operator
 from relay.domain.topology import dead_letter_consumer
 from relay.ports import Delivery
@@ -39,9 +40,10 @@ class Desk:
     letters: NatsJetStreamConsumer
 
     def record(self, incidents: Any = None) -> RecordDeadLetters:
-        return RecordDeadLetters(
-            self.sub.context, self.letters, incidents or self.incidents, self.sub.facts.append
-        )
+        return RecordDeadLetters(self.letters, self.recording(incidents))
+
+    def recording(self, incidents: Any = None) -> RecordIncidents:
+        return self.sub.recording(incidents or self.incidents)
 
     async def died(
         self, status: int, *, payload: Any = None, max_attempts: int = 20, body: bytes | None = None, **head: str

@@ -21,6 +21,7 @@ from consumer.functions import PythonEventHandler, Unknown
 from consumer.handlers import HandlerRegistry, MessageContext
 from consumer.message_rows import FunctionRows
 from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.execution.calls import PreparedCall
 from relay.execution.prefetch import USUAL_LIMITS, PrefetchLimits
 from relay.execution.runners import RunInThread
 from relay.ports import ClaimedMessage, HandlerRequest
@@ -96,8 +97,8 @@ class _Direct(RunInThread[UUID, ClaimedMessage, HandlerRequest]):
 
     given_up: asyncio.Future[None]
 
-    async def _give_up(self, claim: ClaimedMessage, seconds: float) -> None:
-        await super()._give_up(claim, seconds)
+    async def _give_up(self, claim: ClaimedMessage, call: PreparedCall, seconds: float) -> None:
+        await super()._give_up(claim, call, seconds)
         self.given_up.set_result(None)
 
 

@@ -60,12 +60,13 @@ async def test_each_message_of_a_chunk_has_the_end_of_its_own_answer(sub: Subscr
     rows = {row["message_id"]: row for row in await sub.rows()}
     assert {row["attempts"] for row in rows.values()} == {1}
     assert {row["claim_token"] for row in rows.values()} == {None}
-    assert [rows[id]["last_error"] for id in ids] == [None, "why", "HTTP 503: why", None, "HTTP 404: why"]
+    errors = [None, "HTTP 422: why", "HTTP 503: why", None, "HTTP 404: why"]
+    assert [rows[id]["last_error"] for id in ids] == errors
     due = rows[busy]["next_attempt_at"]
     assert before <= due - later[busy] <= after
     assert abs(rows[busy]["enqueued_at"] - due) < timedelta(seconds=1)
     [letter] = await sub.dead_letters()
-    assert (letter["message_id"], letter["class"]) == (str(poison), "deterministic")
+    assert (letter["message_id"], letter["class"]) == (str(poison), "poison")
     assert {fact.message_id for fact in sub.facts if isinstance(fact, MessageProcessed)} == {ok, again}
     assert {fact.message_id for fact in sub.facts if isinstance(fact, MessageRetried)} == {busy, gone}
     assert len([fact for fact in sub.facts if isinstance(fact, HandlerAnswered)]) == 5

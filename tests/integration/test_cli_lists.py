@@ -147,7 +147,7 @@ async def test_columns_are_chosen_and_wide_shows_them_all_on_one_line(desk: Desk
     chosen = shell("dlq", "list", "--columns", "id,message_id,reason", *SEA, width=80)
     assert chosen.splitlines() == [
         "id  message id                            reason",
-        f"{id:<2}  {message_id}  why",
+        f"{id:<2}  {message_id}  HTTP 422: why",
     ]
     heading, line = shell("dlq", "list", "--wide", *SEA, width=80).splitlines()
     assert (heading.split()[0], heading.split()[-1], line.split()[0], line.split()[-1]) == (

@@ -132,6 +132,78 @@ def test_a_loss_is_status_one_until_it_is_repaired(cli: Cli, context: str, datab
     assert cli("reconcile")[0] == 0
 
 
+def set_back(database_url: str) -> list[str]:
+    """The database as it was before it wrote its last two events."""
+    rows = query(
+        database_url,
+        "DELETE FROM outbox_events WHERE seq > 1 RETURNING id::text AS id, seq",
+    )
+    return [row["id"] for row in sorted(rows, key=lambda row: row["seq"])]
+
+
+def test_a_database_that_was_set_back_is_an_error_until_its_events_are_adopted(
+    cli: Cli, context: str, database_url: str
+) -> None:
+    assert "PRODUCER_RESTORED" not in codes(cli)
+    lost = set_back(database_url)
+    assert "PRODUCER_RESTORED" in codes(cli)
+    status, output, _ = cli("reconcile", "--producer", "--json", "--limit", "1")
+    [stream] = json.loads(output)["streams"]
+    assert (status, [it["id"] for it in stream["orphans"]], stream["next_after"]) == (1, lost[:1], 2)
+    chosen = "--context", context, "--stream", stream["stream"]
+    status, output, _ = cli("reconcile", "--producer", *chosen, "--after", "2", "--json")
+    [stream] = json.loads(output)["streams"]
+    assert (status, [it["id"] for it in stream["orphans"]], stream["next_after"]) == (1, lost[1:], None)
+    status, output, _ = cli("reconcile", "--producer")
+    assert (status, all(id in output for id in lost)) == (1, True)
+    assert max(map(len, output.splitlines())) <= 80
+    status, output, _ = cli("reconcile", "--producer", "--adopt", "--dry-run", "--json")
+    assert (status, json.loads(output)["streams"][0]["ids"]) == (0, lost)
+    assert query(database_url, _PUBLISHED)[0]["n"] == 1
+    assert cli("reconcile", "--producer", "--adopt", "--yes", "--actor", "ann", "--note", "monday")[0] == 0
+    assert query(database_url, _PUBLISHED)[0]["n"] == 3
+    assert query(database_url, "SELECT actor, note FROM audit_log") == [{"actor": "ann", "note": "monday"}]
+    assert cli("reconcile", "--producer")[0] == 0
+    assert "PRODUCER_RESTORED" not in codes(cli)
+    assert cli("reconcile")[0] == 0
+
+
+def codes(cli: Cli) -> set[str]:
+    return {found["code"] for it in json.loads(cli("health", "--json")[1]) for found in it["findings"]}
+
+
+def test_orphans_can_be_reported_to_the_consumers(cli: Cli, context: str, database_url: str) -> None:
+    set_back(database_url)
+    assert cli("reconcile", "--producer", "--report", "--yes", "--context", context)[0] == 0
+    [told] = query(database_url, "SELECT payload FROM outbox_events WHERE event_type = 'events_orphaned'")
+    assert len(told["payload"]["events"]) == 2
+    assert cli("reconcile", "--producer")[0] == 0
+    assert "PRODUCER_RESTORED" not in codes(cli)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--adopt",),
+        ("--after", "3"),
+        ("--producer", "--adopt", "--report"),
+        ("--producer", "--after", "3"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(cli: Cli, options: tuple[str, ...]) -> None:
+    status, _, error = cli("reconcile", *options)
+    assert (status, "error INVALID_REQUEST" in error) == (1, True)
+
+
+def test_a_sequence_behind_is_an_error_until_repaired(cli: Cli, context: str, database_url: str) -> None:
+    query(database_url, "ALTER SEQUENCE outbox_events_seq_seq RESTART")
+    assert "SEQUENCE_BEHIND" in codes(cli)
+    assert cli("db", "repair")[0] == 0
+    assert "SEQUENCE_BEHIND" not in codes(cli)
+    status, output, _ = cli("db", "repair", "--json")
+    assert (status, json.loads(output)) == (0, [{"context": context, "mended": []}])
+
+
 def test_what_the_inbox_lacks_is_handed_to_the_fleet(cli: Cli, context: str, valkey: ValkeyServer) -> None:
     with_application(context, lambda app: delete(app, context))
     with_application(context, lambda app: acknowledge(app, context))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,7 +18,10 @@ from relay.cron.run import CronTimes
 from relay.domain.errors import DatabaseUnreachable, DomainError
 from relay.domain.facts import ScheduledRunFailed, ScheduledRunFinished, ScheduledRunRetried
 from relay.domain.policies import unanswered
+from relay.domain.reasons import code_of
+from relay.domain.retry import Dead, Never, RetryLater
 from relay.domain.schedule import ClaimedRun, Due, RunState, UnknownJob, WaitingRun
+from relay.execution.retry_rules import RetryRule
 from relay.failpoints import FailpointAction
 from tests.integration.cron_bench import NOON, TICK, Bench, Work, benched
 from tests.integration.publishing import query
@@ -218,11 +221,11 @@ async def test_an_outage_after_the_command_does_not_make_it_run_again(bench: Ben
     class Away(PostgresSchedule):
         times = 3
 
-        async def settle(self, run: ClaimedRun, *rest: Any) -> None:
+        async def settle(self, run: ClaimedRun, *rest: Any, **more: Any) -> None:
             self.times -= 1
             if self.times >= 0:
                 raise DatabaseUnreachable("away")
-            await super().settle(run, *rest)
+            await super().settle(run, *rest, **more)
 
     run = await bench.open()
     await bench.worker(Away(bench.schedule._source), CronTimes(pause=TICK)).run(run)
@@ -275,3 +278,60 @@ async def test_pruning_takes_bites_until_all_is_gone(bench: Bench) -> None:
         )
     await bench.schedule.prune(rows=2)
     assert query(bench.url, "SELECT 1 FROM processed_events") == []
+
+
+# --- the command says when, or a policy does ---
+
+
+def asks(_command: Any) -> None:
+    raise RetryLater("the bank is closed", delay=90)
+
+
+async def tried(bench: Bench, run: WaitingRun) -> tuple[str, int, str]:
+    """Make one attempt, whatever wait there is; returns the state, the attempts and the code of the error."""
+    query(bench.url, "UPDATE scheduled_runs SET available_at = NULL")
+    await bench.worker().run(run)
+    row = bench.row(run.scheduled_for)
+    return row["state"], row["attempts"], code_of(row["error"])
+
+
+def wait_of(bench: Bench) -> float:
+    [row] = query(bench.url, "SELECT extract(epoch FROM available_at - now())::float AS wait FROM scheduled_runs")
+    return float(row["wait"])
+
+
+async def test_a_command_that_asks_to_run_later_spends_no_attempt(bench: Bench) -> None:
+    bench.handle = asks
+    run = await bench.open(at=datetime.now(UTC))
+    for _ in range(4):
+        assert await tried(bench, run) == ("waiting", 0, "raised_RetryLater")
+        assert 80 <= wait_of(bench) <= 90 * 1.2
+    assert {fact.delay_seconds >= 90 for fact in bench.facts if isinstance(fact, ScheduledRunRetried)} == {True}
+
+
+async def test_a_run_of_long_ago_that_asks_to_run_later_spends_its_attempts(bench: Bench) -> None:
+    bench.handle = asks
+    run = await bench.open()
+    found = [await tried(bench, run) for _ in range(3)]
+    assert [(state, attempts) for state, attempts, _ in found] == [("waiting", 1), ("waiting", 2), ("failed", 3)]
+
+
+@pytest.mark.parametrize(
+    ("says", "state", "wait"), [(40, "waiting", 40), (Never, "failed", None), (Dead, "failed", None)]
+)
+async def test_a_policy_decides_about_a_run(bench: Bench, says: Any, state: str, wait: float | None) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def fail(_command: Any) -> None:
+        raise KeyError("secret")
+
+    def policy(error: Exception, attempt: int) -> Any:
+        asked.append((type(error).__name__, attempt))
+        return says
+
+    bench.declare(retry=RetryRule(policy))
+    bench.handle = fail
+    run = await bench.open(at=datetime.now(UTC))
+    assert await tried(bench, run) == (state, 1, "raised_KeyError")
+    assert asked == [("KeyError", 1)]
+    assert wait is None or wait - 10 <= wait_of(bench) <= wait

@@ -110,7 +110,7 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_how(recorded: Record
     assert trace_of(broken) != trace_of(refused)
     assert [it.status.status_code for it in (broken, refused)] == [StatusCode.ERROR] * 2
     told = [dict(it.attributes or {}) for it in (broken, refused)]
-    assert [(it["jetrelay.attempt"], it["error.type"]) for it in told] == [(1, "transient"), (2, "poison")]
+    assert [(it["jetrelay.attempt"], it["error.type"]) for it in told] == [(1, "transient"), (2, "refused")]
     assert "disk full" not in str(told)
 
 

@@ -233,7 +233,8 @@ async def test_the_command_line_lists_and_releases(desk: Desk, database_url: str
     [found] = json.loads(shell("parked", "list", "--json", *sea))
     assert found.pop("since").endswith("Z")
     assert found == {
-        "context": "sea", "subscription": SUBSCRIPTION, "key": "a", "head": str(a1), "reason": "why", "waiting": 2,
+        "context": "sea", "subscription": SUBSCRIPTION, "key": "a", "head": str(a1),
+        "reason": "HTTP 422: why", "waiting": 2,
     }  # fmt: skip
     assert "why" in shell("parked", "list", *sea)
     assert "INVALID_REQUEST" in shell("parked", "release", status=1)

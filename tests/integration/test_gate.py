@@ -403,3 +403,37 @@ async def test_redis_lost_while_a_job_runs_does_not_end_the_job(own_valkey: Valk
         await eventually("its keeper has shut the gate again", lambda: life(own_valkey, gates) > 0)
         assert ours
     await gates.aclose()
+
+
+# --- keys that nobody of ours has written so ---
+
+
+async def test_a_gate_of_nobody_is_mended_and_that_of_a_job_stays(gates: Gates, valkey: ValkeyServer) -> None:
+    client = redis.Redis.from_url(valkey.url)
+    token = await opened(gates, "held")
+    client.set(gates._key("foreign"), "x")
+    client.set(gates._key("kept"), f"{'0' * 32}:0")
+    client.hset(gates._key("typed"), "a", "b")
+    client.set(gates._routines("held"), "x")
+    mended = await gates.mend(["held", "foreign", "kept", "typed", "none"])
+    expected = [gates._key(it) for it in ("foreign", "kept", "typed")] + [gates._routines("held")]
+    assert sorted(mended) == sorted(expected)
+    assert client.get(gates._key("held")) == token.encode()
+    assert 0 < life(valkey, gates, "foreign") <= life_of(gates)
+    assert 0 < life(valkey, gates, "kept") <= life_of(gates)
+    assert await gates.mend(["held", "foreign", "kept", "typed", "none"]) == []
+    assert await gates.open("typed") is not None
+
+
+async def test_a_job_whose_gate_has_lost_its_expiry_keeps_it(making: Making, valkey: ValkeyServer) -> None:
+    gates = making(gate=timedelta(seconds=0.5))
+    token = await opened(gates)
+    async with gates.hold("pull", token) as hold:
+        redis.Redis.from_url(valkey.url).persist(gates._key("pull"))
+        assert await gates.mend(["pull"]) == [gates._key("pull")]
+        await eventually("it was renewed", lambda: life(valkey, gates) > 0)
+        assert hold
+
+
+def life_of(gates: Gates) -> int:
+    return int(gates.times.gate.total_seconds() * 1000)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from relay import Event, Outbox, RequestContext
 from relay.devstack import PostgresServer
 from relay.domain.errors import BrokerUnreachable, ConfigurationError, UnsupportedTarget
-from relay.handler import AlreadyProcessed, DomainError, HandlerEndpoint, Poison, Received
+from relay.handler import AlreadyProcessed, DomainError, HandlerEndpoint, Poison, Received, RetryLater
 from tests.integration.handler_support import Service, call, effects, metadata, serving
 from tests.integration.publishing import engine_url, query
 from tests.pages import code
@@ -203,6 +203,21 @@ async def test_every_event_can_be_taken(url: str) -> None:
 
 
 # --- 503: it passes ---
+
+
+@pytest.mark.parametrize(
+    ("delay", "header"), [(90, "90"), (timedelta(seconds=1.2), "2"), (0, "1"), (-5, "1"), (10**9, "604800")]
+)
+async def test_an_endpoint_says_when_it_wants_the_message_again(service: Service, delay: Any, header: str) -> None:
+    def later(_event: Any) -> None:
+        raise RetryLater("the bank is closed", delay=delay)
+
+    service.body, request = later, call()
+    answer = await service.post(request)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, header)
+    assert (service.effects(), service.processed()) == ([], [])
+    service.body = lambda _event: None
+    assert await service.statuses(request) == [200]
 
 
 async def test_a_database_that_is_away_is_503(url: str, own_postgres: PostgresServer) -> None:

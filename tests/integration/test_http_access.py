@@ -143,8 +143,15 @@ def test_a_certificate_that_cannot_be_used_is_named_with_its_table() -> None:
     assert caught.value.field == "here.ca"
 
 
-@pytest.mark.parametrize("where", [SUB, ALERTS, "RELAY_NATS"])
-def test_a_worker_that_cannot_prove_itself_does_not_start(where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "process"),
+    [
+        (SUB, ["-c", "import relay.actors"]),
+        ("RELAY_NATS", ["-c", "import relay.actors"]),
+        (ALERTS, ["-m", "scheduler"]),
+    ],
+)
+def test_a_process_that_cannot_prove_itself_does_not_start(where: str, process: list[str]) -> None:
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -155,7 +162,7 @@ def test_a_worker_that_cannot_prove_itself_does_not_start(where: str) -> None:
         f"{ALERTS}__WEBHOOK": "https://nowhere/",
         f"{where}__CA": "/nowhere/ca.pem",
     }
-    command = [sys.executable, "-c", "import relay.actors"]
+    command = [sys.executable, *process]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode != 0
     assert "INVALID_CONFIG [" in done.stderr

@@ -106,7 +106,7 @@ async def test_codes_and_locations_of_a_body_are_told_and_nothing_else(body: byt
 )
 async def test_what_a_service_says_for_operators_is_told(header: str, reason: str) -> None:
     answer = answering("422 No", STOCK_422, f"Relay-Reason: {header}")
-    assert (await ask(answer)).detail == reason
+    assert (await ask(answer)).detail == f"HTTP 422: {reason}"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ CLAIMS: Mapping[str, dict[str, Any]] = {
 SENDS: Mapping[str, dict[str, Any]] = {
     "inbox/promote": {"ids": [IT]},
     "inbox/next_of_keys": {"subscription": "sub", "order_keys": ["k"]},
-    "inbox/overdue_ordered": {"subscription": "sub", "limit": 10, "grace": SECOND},
+    "inbox/overdue_ordered": {"subscription": "sub", "limit": 10, "grace": SECOND, "failed": None},
 }
 ALL = {**CLAIMS, **SENDS}
 ROW = """

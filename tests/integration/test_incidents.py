@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
-from consumer.deadletters import SendAlerts
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.devstack import NatsServer
-from relay.domain.errors import AlertRefused, BrokerUnreachable
-from relay.domain.facts import AlertFailed, IncidentRecorded
+from relay.domain.errors import BrokerUnreachable
+from relay.domain.facts import IncidentRecorded
 from relay.domain.incidents import IncidentFilter
+from relay.domain.policies import DeadLetterClass
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import Desk, at_the_desk
 
@@ -49,8 +48,8 @@ async def test_a_dead_letter_becomes_an_incident_with_all_that_is_known(desk: De
         "event_type": "vibe_created",
         "correlation_id": correlation,
         "causation_id": causation,
-        "class": "deterministic",
-        "reason": "why",
+        "class": "poison",
+        "reason": "HTTP 422: why",
         "attempts": 1,
         "original": body,
         "letter_stream": f"{desk.sub.context.upper()}_DLQ",
@@ -61,7 +60,7 @@ async def test_a_dead_letter_becomes_an_incident_with_all_that_is_known(desk: De
     assert {name: row[name] for name in expected} == expected
     assert row["headers"]["Nats-Msg-Id"] == str(message_id)
     [fact] = recorded(desk)
-    assert (fact.incident_id, fact.message_id, fact.kind) == (row["id"], message_id, "deterministic")
+    assert (fact.incident_id, fact.message_id, fact.kind) == (row["id"], message_id, "poison")
     assert (fact.correlation_id, fact.causation_id) == (correlation, causation)
     assert await desk.unacked() == 0
 
@@ -76,7 +75,7 @@ async def test_a_letter_read_again_is_no_second_incident_and_no_second_alert(des
 
 async def test_a_letter_is_acknowledged_only_once_it_is_recorded(desk: Desk) -> None:
     class Away(PostgresIncidents):
-        async def record(self, letters: Any) -> Any:
+        async def record_letters(self, letters: Any) -> Any:
             raise BrokerUnreachable("away")
 
     await desk.died(422)
@@ -94,7 +93,7 @@ async def test_each_class_is_told_apart(desk: Desk) -> None:
     await desk.sub.pull().accept([delivery])
     await desk.sub.process(Handler()).process(desk.sub.enqueued[-1])
     assert await desk.record().run() == 3
-    assert [row["class"] for row in await desk.rows()] == ["deterministic", "exhausted", "poison"]
+    assert [row["class"] for row in await desk.rows()] == ["poison", "exhausted", "poison"]
     assert (await desk.rows())[-1]["original"] == b"not json"
 
 
@@ -113,8 +112,8 @@ async def test_what_others_send_to_the_dlq_does_not_stop_it(desk: Desk) -> None:
     await desk.died(422)
     assert await desk.record().run() == 4
     rows = await desk.rows()
-    assert [row["class"] for row in rows] == ["poison"] * 3 + ["deterministic"]
-    assert [row["original"] for row in rows[:2]] == [b"\x00\xff", b"{}"]
+    assert sorted(row["class"] for row in rows) == ["poison"] + ["unconfirmed"] * 3
+    assert {row["original"] for row in rows} >= {b"\x00\xff", b"{}"}
     assert await desk.unacked() == 0
 
 
@@ -144,87 +143,22 @@ async def test_incidents_are_found_by_what_an_operator_knows(desk: Desk) -> None
     assert (len(page.items), page.total) == (1, 2)
 
 
-# --- alerts ---
-
-
-@dataclass
-class Channel:
-    """A channel that takes alerts, or refuses them."""
-
-    taken: list[dict[str, Any]] = field(default_factory=list)
-    refuses: bool = False
-
-    async def send(self, body: bytes) -> None:
-        if self.refuses:
-            raise AlertRefused("no")
-        self.taken.append(json.loads(body))
-
-
-def alerts(desk: Desk, channel: Channel, per_minute: int = 6) -> SendAlerts:
-    return SendAlerts(desk.sub.context, desk.incidents, channel, per_minute, desk.sub.facts.append)
-
-
-@pytest.mark.parametrize(
-    ("headers", "trace_id"),
-    [
-        ({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, "a" * 32),
-        ({"Traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, "a" * 32),
-        ({"traceparent": "no trace"}, None),
-        ({}, None),
-    ],
-)
-async def test_an_incident_and_its_alert_tell_the_trace(
-    desk: Desk, headers: dict[str, str], trace_id: str | None
-) -> None:
-    await desk.died(422, **headers)
+async def test_a_422_is_found_as_poison_also_if_an_older_release_called_it_deterministic(desk: Desk) -> None:
+    ids = [await desk.died(422) for _ in range(2)]
     await desk.record().run()
-    channel = Channel()
-    await alerts(desk, channel).run()
-    [fact] = recorded(desk)
-    [incident] = channel.taken[0]["incidents"]
-    assert fact.trace_id == incident["trace_id"] == trace_id
-
-
-async def test_an_alert_tells_ids_and_reasons_and_no_payload(desk: Desk) -> None:
-    message_id = await desk.died(422, payload={"iban": "DE02"})
+    old = ("deterministic", "HTTP 422: no"), ("deterministic", "DomainError: closed")
+    for id, (kind, reason) in zip(ids, old, strict=True):
+        await desk.sub.query(
+            "UPDATE dead_letters SET class = %s, reason = %s WHERE message_id = %s", kind, reason, id
+        )
+    new = await desk.died(422)
     await desk.record().run()
-    channel = Channel()
-    assert await alerts(desk, channel).run() == 1
-    [alert] = channel.taken
-    assert (alert["type"], alert["context"], alert["count"]) == ("relay.dead_letters", desk.sub.context, 1)
-    assert alert["incidents"][0]["message_id"] == str(message_id)
-    assert "why" in alert["text"]
-    assert "DE02" not in json.dumps(alert)
-    assert await alerts(desk, channel).run() == 0
 
+    async def found(kind: DeadLetterClass) -> set[UUID]:
+        page = await desk.incidents.find(IncidentFilter(kinds=(kind,)), 10)
+        return {UUID(str(row["message_id"])) for row in page.items}
 
-async def test_what_comes_faster_than_the_limit_is_told_together_and_nothing_is_left_out(desk: Desk) -> None:
-    channel = Channel()
-    await desk.died(422)
-    await desk.record().run()
-    assert await alerts(desk, channel).run() == 1
-    for _ in range(3):
-        await desk.died(422)
-    await desk.record().run()
-    assert await alerts(desk, channel).run() == 0
-    await desk.sub.query("UPDATE dead_letters SET alerted_at = alerted_at - interval '11 seconds'")
-    assert await alerts(desk, channel, per_minute=4).run() == 0
-    assert await alerts(desk, channel, per_minute=6).run() == 3
-    assert [alert["count"] for alert in channel.taken] == [1, 3]
-
-
-async def test_an_alert_that_is_refused_is_tried_again(desk: Desk) -> None:
-    await desk.died(422)
-    await desk.record().run()
-    channel = Channel(refuses=True)
-    assert await alerts(desk, channel).run() == 0
-    assert [fact.error for fact in desk.sub.facts if isinstance(fact, AlertFailed)] == ["no"]
-    channel.refuses = False
-    assert await alerts(desk, channel).run() == 1
-
-
-async def test_nobody_is_told_of_what_an_operator_has_closed(desk: Desk) -> None:
-    await desk.died(422)
-    await desk.record().run()
-    await desk.sub.query("UPDATE dead_letters SET status = 'discarded'")
-    assert await alerts(desk, Channel()).run() == 0
+    assert await found(DeadLetterClass.POISON) == {ids[0], new}
+    assert await found(DeadLetterClass.DETERMINISTIC) == set(ids)
+    groups = await desk.incidents.groups(IncidentFilter(), 10)
+    assert "status_422" in {row["reason_code"] for row in groups}

@@ -99,6 +99,15 @@ async def test_of_the_inbox_what_could_be_handled_now_counts_for_each_subscripti
     assert found.inbox["quiet"] == NONE_DUE
 
 
+async def test_while_a_handler_is_away_none_of_its_messages_counts(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        for name in ("away", "there"):
+            messages(conn, 1, 3, name)
+        conn.execute("INSERT INTO handler_circuits (subscription, opened_at) VALUES ('away', now())")
+    found = (await tables(database_url, "away", "there")).inbox
+    assert {name: it.count for name, it in found.items()} == {"away": 0, "there": 3}
+
+
 async def test_of_the_tasks_those_that_could_run_now_count(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:
         tasks(conn, 2)

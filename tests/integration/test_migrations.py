@@ -22,9 +22,9 @@ from tests.integration import catalogue
 from tests.integration.catalogue import Connection
 from tests.waiting import wait_for
 
-HEAD = "0100_baseline"
-ALL = (HEAD,)
-NEXT = ("0101_made_up", "0102_made_up_too")
+ALL = revisions.in_order()
+HEAD = ALL[-1]
+NEXT = ("0901_made_up", "0902_made_up_too")
 DEADLINE = 20.0
 UPGRADE = "import sys; from relay.adapters.postgres.migrations import upgrade; upgrade(sys.argv[1])"
 UPGRADING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'jetrelay-migrations'"
@@ -37,7 +37,7 @@ EVENT = (
 def test_each_file_has_the_name_of_its_revision() -> None:
     """Which revisions there are is read from the names of the files, and applied by what is in them."""
     directory = ScriptDirectory.from_config(migrations._config())
-    assert tuple(it.revision for it in directory.walk_revisions())[::-1] == revisions.in_order() == ALL
+    assert tuple(it.revision for it in directory.walk_revisions())[::-1] == ALL
     assert revisions.in_order(NEXT_RELEASE) == (*ALL, *NEXT)
 
 

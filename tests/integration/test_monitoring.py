@@ -28,7 +28,7 @@ from relay.monitoring import worker_metrics
 from relay.settings import load_settings
 
 metrics = worker_metrics(load_settings(Path(sys.argv[1]), {}))
-metrics(AlertFailed(context="sea", error="x"))
+metrics(AlertFailed(context="sea", error="x", waiting=1))
 Counter("mine", "A counter of the application.").inc(7)
 os.kill(os.getpid(), 9)
 """

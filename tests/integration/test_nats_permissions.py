@@ -31,11 +31,17 @@ STREAM, DURABLE = "VIBESPRO_EVENTS", "sea__from_vibespro"
 ADVISORIES = f"relay__{STREAM}__{DURABLE}"
 PATIENCE = 20.0
 ENVIRONMENT = {"DATABASE_URL": "postgresql://localhost/{context}"}
+#: The one server of the test keeps one copy of each stream, as docker-compose.yml says it of its own.
+ONE_SERVER = {
+    f"RELAY_CONTEXTS__{context}__{stream}__REPLICAS": "1"
+    for context in ("VIBESPRO", "SEA")
+    for stream in ("STREAM", "DLQ")
+}
 
 
 @pytest.fixture(scope="module")
 def settings() -> Settings:
-    return load_settings(DEPLOY / "relay.toml", ENVIRONMENT)
+    return load_settings(DEPLOY / "relay.toml", ENVIRONMENT | ONE_SERVER)
 
 
 @pytest.fixture(scope="module")

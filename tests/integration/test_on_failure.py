@@ -169,7 +169,7 @@ async def test_many_failures_under_load_make_as_many_calls_as_attempts(sub: Subs
 # --- permanent failure ---
 
 
-@pytest.mark.parametrize(("status", "attempts", "reason"), [(422, 20, "deterministic"), (503, 1, "exhausted")])
+@pytest.mark.parametrize(("status", "attempts", "reason"), [(422, 20, "poison"), (503, 1, "exhausted")])
 async def test_a_permanent_failure_is_terminated_once_its_dead_letter_is_stored(
     sub: Subscription, status: int, attempts: int, reason: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from relay.devstack import NatsServer
 from relay.domain.errors import InvalidRequest
+from relay.domain.letters import letter_id
 from relay.domain.operators import Operator, Outcome
 from tests.integration.consuming import SUBSCRIPTION, Handler
 from tests.integration.incidents import ANN, Desk, at_the_desk, waiting_for_locks
@@ -64,7 +65,8 @@ async def test_a_second_death_within_the_duplicate_window_is_a_second_incident(d
     rows = await desk.rows()
     assert [(row["occurrence"], row["status"]) for row in rows] == [(1, "requeued"), (2, "open")]
     letters = await desk.sub.dead_letters()
-    assert [letter["_headers"]["Nats-Msg-Id"] for letter in letters] == [str(message_id), f"{message_id}.1"]
+    ids = [str(letter_id(desk.sub.context, SUBSCRIPTION, message_id, death)) for death in (1, 2)]
+    assert [letter["_headers"]["Nats-Msg-Id"] for letter in letters] == ids
     assert codes(await desk.incidents.requeue([first], ANN)) == {str(first): "INCIDENT_CLOSED"}
     assert (await desk.incidents.requeue([rows[1]["id"]], ANN)).done
     await desk.sub.process(Handler()).process(message_id)
@@ -100,7 +102,7 @@ async def test_a_message_whose_dead_letter_is_still_being_settled_is_not_requeue
     await desk.sub.query("UPDATE inbox_messages SET dead_lettered_at = NULL")
     assert codes(await desk.incidents.requeue([incident], ANN)) == {str(incident): "NOT_REQUEUEABLE"}
     row = await desk.sub.row(message_id)
-    assert (row["dead_letter_reason"], row["requeues"]) == ("why", 0)
+    assert (row["dead_letter_reason"], row["requeues"]) == ("HTTP 422: why", 0)
 
 
 async def test_an_incident_of_an_earlier_death_does_not_wake_a_later_one(desk: Desk) -> None:

@@ -163,7 +163,7 @@ async def test_dead_letters_are_grouped_requeued_discarded_and_resolved(api: Api
     numbers = [(await desk.incident(payload={"secret": 7}))[1] for _ in range(4)]
     assert [it["id"] for it in (await api.get(LETTERS))["items"]] == numbers[::-1]
     [group] = await api.get(f"{LETTERS}/groups")
-    assert (group["class"], group["count"]) == ("deterministic", 4)
+    assert (group["class"], group["count"]) == ("poison", 4)
     shown = await api.get(f"{LETTERS}/{numbers[0]}")
     assert "secret" not in str(shown)
     assert "secret" in (await api.get(f"{LETTERS}/{numbers[0]}", params={"payload": True}))["payload"]
@@ -173,7 +173,7 @@ async def test_dead_letters_are_grouped_requeued_discarded_and_resolved(api: Api
         assert (await api.post(f"{LETTERS}/{action}", {"ids": [number], "note": "seen"}))["count"] == 1
     again = await api.post(f"{LETTERS}/resolve", {"ids": [numbers[1]], "note": "again"}, 409)
     assert again["error"]["code"] == "INCIDENT_CLOSED"
-    reasons = {"filter": {"reason": group["reason_code"], "class": ["deterministic"]}, "note": "mended"}
+    reasons = {"filter": {"reason": group["reason_code"], "class": ["poison"]}, "note": "mended"}
     assert (await api.post(f"{LETTERS}/requeue", reasons))["done"] == [str(numbers[3])]
     assert (await api.get(LETTERS))["total"] == 0
     closed = await api.get(LETTERS, params={"status": ["discarded", "resolved"]})

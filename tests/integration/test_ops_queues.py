@@ -171,7 +171,7 @@ async def test_a_dead_job_is_requeued_with_new_attempts_and_its_share(
     consumer = broker.consume(HANDLE, prefetch=5, timeout=100)
     taken = next(consumer)
     assert (taken.args, taken.options["share"]) == (message.args, "sea/from_upstream")
-    assert taken.options["redis_message_id"].startswith("sea/from_upstream|")
+    assert taken.options["redis_message_id"].startswith("sea/from_upstream/again|")
     assert not {"retries", "eta", "traceback"} & {*taken.options}
     consumer.ack(taken)
     consumer.close()

@@ -50,7 +50,7 @@ def test_nothing_looks_at_the_tail_of_a_key(conn: psycopg.Connection[Any]) -> No
         assert looked_at(conn, "inbox/claim+in_turn", message_id=id, **claim) <= 2
         assert looked_at(conn, "inbox/claim_many+in_turn", ids=[id], again=[], alone=True, **claim) <= 2
     assert looked_at(conn, "inbox/next_of_keys", subscription="sub", order_keys=["k5"]) <= 2
-    sweep = {"subscription": "sub", "limit": 1000, "grace": timedelta(seconds=5)}
+    sweep = {"subscription": "sub", "limit": 1000, "grace": timedelta(seconds=5), "failed": False}
     assert looked_at(conn, "inbox/overdue_ordered", **sweep) <= 2 * KEYS
     ids = [at(conn, seq) for seq in (1, 2, 50_000, 99_000)]
     assert looked_at(conn, "inbox/promote", ids=ids) <= 2 * len(ids)
@@ -59,7 +59,16 @@ def test_nothing_looks_at_the_tail_of_a_key(conn: psycopg.Connection[Any]) -> No
 def test_a_batch_is_compared_with_heads_only(conn: psycopg.Connection[Any]) -> None:
     count = 300
     same: dict[str, Any] = dict.fromkeys(
-        ("occurred_at", "partition_key", "correlation_id", "causation_id", "originals", "reason", "kind"),
+        (
+            "occurred_at",
+            "partition_key",
+            "correlation_id",
+            "causation_id",
+            "originals",
+            "reason",
+            "kind",
+            "source_id",
+        ),
         [None] * count,
     )
     texts = {name: ["x"] * count for name in ("subject", "ack_subject", "event_type")}

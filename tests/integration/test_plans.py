@@ -65,7 +65,7 @@ def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, 
 
 ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
 ANY_TASK = any_of(PostgresTaskOperations, TaskFilter)
-ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id")
+ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id", "keys")
 STATES_OF_EVENTS = ["waiting", "failing", "dead", "published"]
 STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
 STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]
@@ -194,27 +194,71 @@ GUARDS = {
         sorted=0,
         planned=True,
     ),
+    # Whether backlogs move: a few rows of each lane, subscription and queue, and those that were finished last.
+    "movement of events": Guard(
+        "outbox/moving",
+        {"idx_outbox_published", "idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"},
+        8_000,
+        {"looked": 2_000, "counted": 50, "dead_head_blocks": False},
+        sorted=8_000,
+    ),
+    "movement of messages": Guard(
+        "inbox/moving",
+        {"idx_inbox_processed", "idx_inbox_sweep"},
+        8_000,
+        {"looked": 2_000, "counted": 2_000, "bound": GRACE},
+        sorted=8_000,
+    ),
+    "movement of tasks": Guard(
+        "tasks/moving",
+        {"idx_task_finished", "idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_running"},
+        20_000,
+        {"looked": 2_000, "counted": 2_000, "parts": 200, "bound": GRACE},
+        sorted=20_000,
+    ),
+    "failing handlers": Guard(
+        "inbox/failing",
+        {"idx_inbox_failing"},
+        4_000,
+        {"looked": 2_000, "counted": 2_000, "bound": GRACE},
+        sorted=4_000,
+    ),
+    "refused events": Guard("outbox/refused", {"idx_outbox_failed"}, 4_000, {"counted": 2_000}, sorted=4_000),
+    "unrecorded letters": Guard(
+        "inbox/unrecorded",
+        {"idx_inbox_dead_lettered"},
+        4_000,
+        {"counted": 2_000, "bound": GRACE},
+        sorted=4_000,
+    ),
     "unfinished": Guard("inbox/open", {"idx_inbox_sweep"}, 10, {"subscriptions": ["busy", "quiet"]}),
     "sweep": Guard(
         "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         1_000,
-        {**BUSY, "limit": 1_000, "grace": GRACE},
+        {**BUSY, "limit": 1_000, "grace": GRACE, "failed": False},
     ),
     "long sweep": Guard(
         "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         5_000,
-        {**BUSY, "limit": 5_000, "grace": GRACE},
+        {**BUSY, "limit": 5_000, "grace": GRACE, "failed": False},
     ),
     "sweep beside a backlog": Guard(
         "inbox/overdue",
         {"idx_inbox_sweep", "inbox_messages_pkey"},
         10,
-        {**QUIET, "limit": 1_000, "grace": GRACE},
+        {**QUIET, "limit": 1_000, "grace": GRACE, "failed": False},
     ),
     "due messages": Guard("inbox/due", {"idx_inbox_sweep"}, 2_000, {**BUSY, "limit": 2_000}),
     "due messages beside a backlog": Guard("inbox/due", {"idx_inbox_sweep"}, 10, {**QUIET, "limit": 2_000}),
+    "let go": Guard(
+        "inbox/let_go",
+        {"idx_inbox_holding", "idx_inbox_sweep", "inbox_messages_pkey"},
+        10,
+        {**QUIET, "keep": 25, "limit": 1_000, "hangs": GRACE},
+        sorted=10,
+    ),
     "unfinished messages": Guard("inbox/unfinished", {"idx_inbox_sweep"}, 5_000, {**BUSY, "limit": 5_000}),
     # A page in the order of arrival ends within a batch, which is put in order by the ids.
     "waiting": Guard(

@@ -52,9 +52,9 @@ async def test_poison_is_dead_lettered_and_acknowledged(sub: Subscription) -> No
     assert await sub.process(Handler.answering(422)).process(message_id) is None
     row = await sub.row(message_id)
     assert row["dead_lettered_at"] is not None
-    assert (row["processed_at"], row["attempts"], row["last_error"]) == (None, 1, "why")
+    assert (row["processed_at"], row["attempts"], row["last_error"]) == (None, 1, "HTTP 422: why")
     [letter] = await sub.dead_letters()
-    assert (letter["reason"], letter["class"]) == ("why", "deterministic")
+    assert (letter["reason"], letter["class"]) == ("HTTP 422: why", "poison")
     await sub.acked()
 
 

@@ -15,6 +15,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.facts import MessageDeadLettered
+from relay.domain.letters import letter_id
 from relay.domain.policies import PublishOutcome
 from relay.ports import ClaimedMessage
 from tests.integration.consuming import Handler, Subscription, subscribed
@@ -54,8 +55,8 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
         "message_id": str(message_id),
         "occurrence": 1,
         "original_subject": sub.subject,
-        "reason": "why",
-        "class": "deterministic",
+        "reason": "HTTP 422: why",
+        "class": "poison",
         "attempts": 1,
         "subscription": "from_upstream",
         "stream": sub.stream,
@@ -67,7 +68,11 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
     }
     assert json.loads(original) == content
     assert subject == f"{sub.context}.dlq.{sub.subject}"
-    assert headers["Nats-Msg-Id"] == str(message_id)
+    assert headers == {
+        "Nats-Msg-Id": str(letter_id(sub.context, "from_upstream", message_id, 1)),
+        "Relay-Dead-Letter": sub.context,
+        "Nats-Expected-Stream": sub.dlq,
+    }
     [fact] = [fact for fact in sub.facts if isinstance(fact, MessageDeadLettered)]
     assert fact == MessageDeadLettered(
         context=sub.context,
@@ -76,8 +81,8 @@ async def test_a_dead_letter_tells_all_that_an_operator_needs(sub: Subscription)
         correlation_id=correlation,
         causation_id=causation,
         original_subject=sub.subject,
-        kind="deterministic",
-        reason="why",
+        kind="poison",
+        reason="HTTP 422: why",
         attempts=1,
     )
 
@@ -134,7 +139,8 @@ async def test_an_outage_between_verdict_and_dead_letter_asks_no_handler_again(
     delay = await command.process(message_id)
     assert delay is not None
     row = await sub.row(message_id)
-    assert (row["dead_letter_reason"], row["dead_lettered_at"], row["claim_token"]) == ("why", None, None)
+    assert (row["dead_letter_reason"], row["dead_lettered_at"]) == ("HTTP 422: why", None)
+    assert row["claim_token"] is None
     assert row["next_attempt_at"] is not None
     assert await sub.unacked() == 1
     assert await command.process(message_id) is None  # not yet
@@ -142,7 +148,7 @@ async def test_an_outage_between_verdict_and_dead_letter_asks_no_handler_again(
     await command.process(message_id)
     assert len(handler.requests) == 1
     [letter] = await sub.dead_letters()
-    assert (letter["attempts"], letter["reason"], letter["class"]) == (1, "why", "deterministic")
+    assert (letter["attempts"], letter["reason"], letter["class"]) == (1, "HTTP 422: why", "poison")
     assert (await sub.row(message_id))["dead_lettered_at"] is not None
     await sub.acked()
 
@@ -191,7 +197,7 @@ async def test_without_a_stream_for_them_dead_letters_wait_until_there_is_one(su
     for _ in range(2):
         assert await command.process(message_id) is not None
         row = await sub.row(message_id)
-        assert (row["dead_letter_reason"], row["dead_lettered_at"], row["attempts"]) == ("why", None, 1)
+        assert (row["dead_letter_reason"], row["dead_lettered_at"], row["attempts"]) == ("HTTP 422: why", None, 1)
         assert not [fact for fact in sub.facts if isinstance(fact, MessageDeadLettered)]
         await due_now(sub)
     assert await sub.unacked() == 1

@@ -56,6 +56,18 @@ async def lose_rows(sub: Subscription, *ids: UUID) -> None:
     await sub.query("DELETE FROM inbox_messages WHERE message_id = ANY (%s)", list(ids))
 
 
+async def test_a_row_of_another_subscription_hides_no_loss_and_one_of_before_a_rename_does(
+    sub: Subscription,
+) -> None:
+    ids = await handled(sub, 2)
+    await sub.query("UPDATE inbox_messages SET subscription = 'another'")
+    assert (await find(sub).run()).missing == []
+    found = find(sub, others=["another"])
+    assert len((await found.run()).missing) == len(ids)
+    assert await sub.recovery().reconcile(found) == len(ids)
+    assert (await found.run()).missing == []
+
+
 async def test_rows_lost_after_their_acknowledgement_come_back_and_are_handled(sub: Subscription) -> None:
     ids = await handled(sub, 5)
     await lose_rows(sub, ids[1], ids[4])
@@ -70,6 +82,19 @@ async def test_rows_lost_after_their_acknowledgement_come_back_and_are_handled(s
     assert handler.requests[0].message_id == ids[1]
     assert await reconcile(sub) == 0
     assert len(await sub.rows()) == 5
+
+
+async def test_rows_let_go_before_they_were_handled_come_back_too(sub: Subscription) -> None:
+    """They were acknowledged while they waited, so JetStream delivers none of them again."""
+    ids = [await sub.received() for _ in range(3)]
+    for id in ids:
+        await sub.process(Handler.answering(503)).process(id)
+    await sub.consumer.ack(await sub.inbox.let_go(SUBSCRIPTION, 0, 10))
+    await sub.acked()
+    await lose_rows(sub, *ids)
+    assert await reconcile(sub, page=0) == 3
+    await sub.process(Handler()).process(ids[0])
+    assert (await sub.row(ids[0]))["processed_at"] is not None
 
 
 async def test_where_nothing_is_missing_nothing_is_taken_up(sub: Subscription) -> None:

@@ -46,7 +46,8 @@ def test_help_and_list_say_what_it_does(tmp_path: Path) -> None:
     assert table[0] == ["publish:sea", "every", "3600", "s"]
     assert ["pull:sea", "every", "0.5", "s"] in table
     assert ["resend:sea", "every", "2", "s"] in table
-    assert len(lines) == 8
+    assert ["mend:sea", "every", "5", "s"] in table
+    assert len(lines) == 11
 
 
 def test_a_wrong_configuration_is_named_and_nothing_starts(tmp_path: Path) -> None:

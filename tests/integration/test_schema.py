@@ -133,7 +133,12 @@ def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Conne
 
 def test_rules_are_written_so_that_the_planner_puts_their_text_in_the_place_of_calls(conn: Connection) -> None:
     safe = "s"
-    rules = {**dict.fromkeys(catalogue.RULES, "i"), "relay_is_free": "s", "relay_incident_state": "s"}
+    rules = {
+        **dict.fromkeys(catalogue.RULES, "i"),
+        "relay_is_free": "s",
+        "relay_is_held_up": "s",
+        "relay_incident_state": "s",
+    }
     expected = {name: (f"RETURN {text}", rules[name] + safe, False) for name, text in catalogue.RULES.items()}
     found = catalogue.rules(conn)
     assert {name: found.pop(name) for name in expected} == expected
@@ -144,12 +149,17 @@ def test_rules_are_written_so_that_the_planner_puts_their_text_in_the_place_of_c
 def test_there_are_no_other_tables(conn: Connection) -> None:
     found = catalogue.tables(conn)
     ours = [
+        "alert_conditions",
+        "alerts",
         "archive_batches",
         "archived_messages",
         "audit_log",
+        "corrections",
         "dead_letters",
+        "handler_circuits",
         "inbox_messages",
         "inbox_watermarks",
+        "orphaned_events",
         "outbox_events",
         "parked_keys",
     ]

@@ -92,7 +92,7 @@ def filled(conn: psycopg.Connection[Any]) -> None:
 
 def parameters(wanted: Any) -> dict[str, Any]:
     """A short look, as parameters of its statements."""
-    nothing = {"unless": [], "before": None, "before_at": None, "before_id": None}
+    nothing = {"unless": [], "keys": None, "before": None, "before_at": None, "before_id": None}
     size = {"limit": 50, "counted": 10_001, "window": WINDOW}
     return {**asdict(wanted), "mixed": getattr(wanted, "mixed", None), **nothing, **size}
 

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
-from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.pool import connected
 from relay.devstack import NatsServer, ValkeyServer
 from tests.integration.console_pages import Browser
@@ -54,8 +54,9 @@ def time_passes(url: str, by: str) -> None:
 
 async def to_alert(url: str) -> list[int]:
     """The incidents that the next alert names. It is not sent."""
-    async with connected(url, "test") as source, PostgresIncidents(source).unalerted(timedelta(0)) as alerts:
-        return [it.id for it in alerts.incidents]
+    async with connected(url, "test") as source, PostgresAlerts(source).unsent() as held:
+        assert held is not None
+        return [it.about["id"] for it in held.causes if it.open]
 
 
 async def counted(url: str) -> int:

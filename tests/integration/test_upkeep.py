@@ -124,8 +124,8 @@ class Upkeep:
     broker: RelayBroker
     template: str
 
-    def configure(self, chunk: int) -> None:
-        self.config.write_text(self.template.replace("{chunk}", str(chunk)))
+    def configure(self, chunk: int, more: str = "") -> None:
+        self.config.write_text(self.template.replace("{chunk}", f"{chunk}\n{more}"))
 
     def run(self, routine: str) -> None:
         run_code(self.config, ROUTINE, routine, self.sub.context, SUBSCRIPTION)
@@ -224,7 +224,7 @@ async def test_what_is_enqueued_travels_in_chunks_and_the_last_one_alone(upkeep:
 
 async def test_what_a_chunk_leaves_is_enqueued_alone_in_its_own_time(upkeep: Upkeep) -> None:
     """Nothing listens where the handler should be, so both are to be tried again; one was tried before."""
-    upkeep.configure(chunk=2)
+    upkeep.configure(chunk=2, more="circuit = false")
     tried, new = [await upkeep.sub.received(), await upkeep.sub.received()]
     await upkeep.sub.process(Handler.answering(503)).process(tried)
     await upkeep.sub.query("UPDATE inbox_messages SET next_attempt_at = NULL")

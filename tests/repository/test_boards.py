@@ -13,6 +13,8 @@ import promql_parser
 import pytest
 import yaml
 
+from relay.domain.alerts import SECTIONS, AlertClass
+from relay.domain.backlogs import MAX_COUNTED_ROWS
 from tests.pages import code
 from tests.repository.deploy_support import parse
 
@@ -139,6 +141,24 @@ def test_what_does_not_exist_is_noticed(expression: str) -> None:
         asked(expression)
 
 
+def test_the_link_of_an_alert_leads_to_its_section() -> None:
+    sections = {title.lower() for title in re.findall(r"^### (\w+)$", RUNBOOK.read_text(), re.MULTILINE)}
+    assert set(SECTIONS) == set(AlertClass)
+    assert set(SECTIONS.values()) <= sections
+
+
+def test_no_rule_waits_for_what_its_metric_cannot_reach() -> None:
+    """A gauge of yes or no is never above 1, and rows are counted up to a limit."""
+    groups = yaml.safe_load((PROMETHEUS / "alerts.yaml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    for rule in rules:
+        found = re.fullmatch(r".*?(jetrelay_\w+)[^<>=]*? (>|==) ([0-9.]+)", rule["expr"].strip(), re.DOTALL)
+        if found is not None and found[1] in {"jetrelay_scheduler_leading", "jetrelay_outbox_braking"}:
+            assert float(found[3]) < 1, rule["alert"]
+        if found is not None and not found[1].endswith("_seconds"):
+            assert float(found[3]) < MAX_COUNTED_ROWS, rule["alert"]
+
+
 def test_every_metric_has_a_panel() -> None:
     """But those that count what another panel shows as it is now."""
     text = " ".join(target["expr"] for board in BOARDS.values() for target in _all_targets(board))
@@ -149,6 +169,8 @@ def test_every_metric_has_a_panel() -> None:
         "jetrelay_brakes_total", "jetrelay_brakes_released_total", "jetrelay_outbox_oldest_age_seconds",
         "jetrelay_events_dead_total", "jetrelay_pulls_resumed_total", "jetrelay_incidents_recorded_total",
         "jetrelay_parked_keys_oldest_age_seconds", "jetrelay_tasks_delivered_total",
+        "jetrelay_sequences_mended_total", "jetrelay_circuits_opened_total", "jetrelay_circuits_closed_total",
+        "jetrelay_messages_let_go_total",
     }  # fmt: skip
 
 

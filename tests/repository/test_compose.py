@@ -190,15 +190,23 @@ def test_the_handler_listens_where_the_configuration_says() -> None:
 
 
 def test_the_contexts_are_those_of_the_demo() -> None:
-    """One thing told twice: only servers and addresses may differ."""
+    """One thing told twice: only servers and addresses may differ, and how many copies a stream has."""
     ours = tomllib.loads((ROOT / "deploy" / "relay.toml").read_text())["contexts"]
     demo = tomllib.loads((ROOT / "relay.toml").read_text())["contexts"]
     for name, context in ours.items():
         for key, table in context.items():
             if key == "stream":
-                assert table.items() <= demo[name][key].items()
+                assert {**table, "replicas": 1}.items() <= demo[name][key].items()
     [one], [other] = (found["sea"]["subscriptions"].values() for found in (ours, demo))
     assert {**one, "handler": ""}.items() <= {**other, "handler": ""}.items()
+
+
+def test_streams_have_three_copies_in_production_and_one_on_the_single_node_of_compose() -> None:
+    deployed = tomllib.loads((ROOT / "deploy" / "relay.toml").read_text())["contexts"]
+    assert [it[key]["replicas"] for it in deployed.values() for key in ("stream", "dlq")] == [3] * 4
+    for service in ("worker", "streams"):
+        found = settings(service)
+        assert {spec.replicas for spec in found.streams()} == {1}
 
 
 def test_every_mounted_file_is_there() -> None:

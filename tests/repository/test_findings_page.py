@@ -7,14 +7,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: The first argument of whatever makes a finding.
-MADE = re.compile(r'(?:error|warning|unknown|else error)\)?\(\s*"([A-Z_]+)"')
+MADE = re.compile(r'(?:error|warning|unknown)(?:\)?\(\s*|, )"([A-Z_]+)"')
 CODE = re.compile(r"`([A-Z]+_[A-Z_]+)`")
 #: Of errors that the servers' adapters raise.
 OF_ERRORS = {
     *("DATABASE_UNREACHABLE", "BROKER_UNREACHABLE", "BROKER_REFUSED", "QUEUE_UNREACHABLE", "STORE_UNREACHABLE"),
 }
 #: Not about a promise: advice, and what could not be asked.
-NO_PROMISE = {"CHECK_FAILED", "DATABASE_OLD", "ARCHIVE_TIME", "SESSIONS_HIDDEN", "QUEUE_UNKNOWN"}
+NO_PROMISE = {
+    "CHECK_FAILED",
+    "DATABASE_OLD",
+    "ARCHIVE_TIME",
+    "SESSIONS_HIDDEN",
+    "QUEUE_UNKNOWN",
+    "CONSUMERS_UNKNOWN",
+}
 
 
 def made() -> set[str]:

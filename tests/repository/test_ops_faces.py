@@ -43,6 +43,8 @@ ELSEWHERE = {
     "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},
     "is about this machine": {"config", "version", "schema list", "schema message-envelope"},
     "needs the rights of an administrator": {"db upgrade", "db grant", "streams ensure"},
+    "is done by upkeep every half minute": {"db repair"},
+    "publishes here and now, which the API leaves to workers": {"outbox publish"},
     "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},
     "is what /readyz answers": {"health"},
     "is a duty of the scheduler, too, and takes as long as it takes": {"reconcile", "archive run"},

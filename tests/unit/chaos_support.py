@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from chaos.checker import judge
+from chaos.deployment import AUDIT, TWIN
 from chaos.evidence import Evidence
 from chaos.history import (
     Business,
@@ -16,6 +17,7 @@ from chaos.history import (
     Fault,
     InboxState,
     Incident,
+    Noted,
     Operation,
     OutboxState,
     Outcome,
@@ -24,6 +26,7 @@ from chaos.history import (
     Sample,
     Source,
     Stored,
+    Twins,
 )
 from chaos.judgement import Judgement
 
@@ -53,7 +56,10 @@ def good_run(choices: Sequence[Choice] = EVERY_CHOICE) -> Evidence:
     evidence.outbox.append(OutboxState("bad", "dead", None))
     evidence.business.append(Business("bad", "bad-key", 1))
     last = evidence.stream[-1].seq if evidence.stream else 0
-    evidence.consumers += [ConsumerEnd(f"sea__{source}", 0, 0, last, last) for source in Source]
+    evidence.consumers += [ConsumerEnd(f"sea__{name}", 0, 0, last, last) for name in (*Source, AUDIT)]
+    evidence.notes += [Noted(AUDIT, event.id, 1) for event in events if event.source is Source.PYTHON]
+    evidence.twins.append(Twins(1, ["e0", "e1"]))
+    evidence.notes += [Noted(TWIN, "e0", 1), Noted(TWIN, "e1", 1)]
     evidence.samples += busy(BEGIN, 120)
     evidence.faults += [fault(number, BEGIN + 10 + 20 * number) for number in range(5)]
     return evidence
@@ -79,7 +85,7 @@ def _deliver(evidence: Evidence, event: Produced) -> None:
     evidence.business.append(Business(event.id, event.key, place))
     evidence.outbox.append(OutboxState(event.id, "published", seq))
     evidence.stream.append(Stored(seq, event.id))
-    refused = {Plan.POISON: "deterministic", Plan.NEVER: "exhausted"}.get(event.plan)
+    refused = {Plan.POISON: "poison", Plan.NEVER: "exhausted"}.get(event.plan)
     attempts = 60 if event.plan is Plan.NEVER else 1
     state = "dead-lettered" if refused else "processed"
     evidence.inbox.append(InboxState(event.id, event.source, state, attempts))

@@ -16,6 +16,7 @@ from chaos.history import (
     Fault,
     InboxState,
     Incident,
+    Letters,
     Lost,
     OutboxState,
     Outcome,
@@ -69,8 +70,8 @@ def stand_still(evidence: Evidence, begin: int, seconds: int) -> None:
 
 def test_a_good_run_keeps_every_promise() -> None:
     judgements = judged(good_run())
-    assert list(judgements) == [*range(13)]
-    assert [judgement.violations for judgement in judgements.values()] == [()] * 13
+    assert list(judgements) == [*range(14)]
+    assert [judgement.violations for judgement in judgements.values()] == [()] * 14
 
 
 def test_operations_with_an_unknown_or_wrong_outcome_are_settled_by_the_business_table() -> None:
@@ -98,6 +99,12 @@ MUTATIONS: dict[str, tuple[int, Mutation]] = {
     "no faults at all": (0, lambda e: e.faults.clear()),
     "no samples at all": (0, lambda e: e.samples.clear()),
     "no consumer was asked": (0, lambda e: e.consumers.clear()),
+    "a second reader missed a message": (13, lambda e: e.notes.pop(0)),
+    "a message with a known id was swallowed": (13, lambda e: e.notes.pop()),
+    "a message with a known id was handled twice": (
+        13,
+        lambda e: e.notes.append(replace(e.notes.pop(), count=2)),
+    ),
     "a business row without an operation": (0, lambda e: e.business.append(Business("x", "key-0", 99))),
     "a confirmed operation without its rows": (1, lambda e: drop_operation_rows(e, 0)),
     "half of an unknown operation": (1, lambda e: drop(e.business, e.operations[1].events[0].id)),
@@ -139,10 +146,13 @@ MUTATIONS: dict[str, tuple[int, Mutation]] = {
     "an exhausted message of the wrong class": (5, lambda e: change(e.incidents, NEVER, kind="poison")),
     "an incident of a processed message": (
         5,
-        lambda e: e.incidents.append(Incident(ACCEPTED, "http", "deterministic", 1)),
+        lambda e: e.incidents.append(Incident(ACCEPTED, "http", "poison", 1)),
     ),
     "an incident of a row that ended processed": (5, lambda e: change(e.inbox, POISON, state="processed")),
     "an incident of an unknown message": (5, lambda e: e.incidents.append(Incident("nobody", "", "poison", 1))),
+    "a death that only a forged letter tells": (5, lambda e: e.letters.append(Letters(8, 1, 0))),
+    "letters that multiply": (5, lambda e: e.letters.append(Letters(99, 0, 0))),
+    "a real death that counts as unconfirmed": (5, lambda e: e.letters.append(Letters(8, 0, 1))),
     "a good message given up early": (5, lambda e: give_up(e, ACCEPTED, 59)),
     "a waiting outbox row": (6, lambda e: change(e.outbox, ACCEPTED, state="waiting")),
     "an open inbox row": (6, lambda e: change(e.inbox, ACCEPTED, state="open")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -28,7 +29,7 @@ class Broker:
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Published:
         self.bodies.append(payload)
-        return Published("DLQ", 1)
+        return Published("SEA_DLQ", 1)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,9 @@ def test_what_is_too_large_for_the_letter_is_left_out(
 ) -> None:
     broker = Broker()
     row = InboxRow(UUID(int=1), "up.event.x.v1", "s", "UP", 1, "", body, headers)
-    route = RouteToDeadLetter("sea", broker, lambda _: None)  # type: ignore[arg-type]
+    unused: Any = None
+    parts: Any = {"stream": "SEA_DLQ", "stored": unused, "incidents": unused}
+    route = RouteToDeadLetter("sea", broker, lambda _: None, **parts)  # type: ignore[arg-type]
     asyncio.run(route.route(ClaimedMessage(UUID(int=2), row, 0), DeadLetter("why", DeadLetterClass.POISON)))
     [letter] = broker.bodies
     assert len(letter) <= LIMIT - WIRE_RESERVE_BYTES

@@ -66,7 +66,7 @@ CALLS: list[tuple[Callable[[], Any], type[Exception], Callable[[Any], Awaitable[
     (MemoryInbox, DatabaseUnreachable, lambda it: it.finished("from_up", "UP", 0, 1)),
     (MemoryInbox, DatabaseUnreachable, _pages),
     (MemoryOutbox, DatabaseUnreachable, _claimed),
-    (MemoryIncidents, DatabaseUnreachable, lambda it: it.record([])),
+    (MemoryIncidents, DatabaseUnreachable, lambda it: it.record_letters([])),
     (MemoryRuns, DatabaseUnreachable, lambda it: it.claim(RUN, uuid4(), "ann")),
     (MemoryPublisher, BrokerUnreachable, lambda it: it.publish("s", b"{}", {})),
     (consumer, BrokerUnreachable, lambda it: it.fetch(1, SECOND)),

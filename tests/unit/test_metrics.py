@@ -39,7 +39,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KNOWN = {"sea": {"subscription": ["inward"], "stream": ["SEA_EVENTS"], "job": ["nightly"], "type": ["mail"]}}
 SUB = {"context": "sea", "subscription": "inward"}
 #: What a label may be; everything else could be without end.
-LABELS = {"context", "subscription", "class", "server", "stream", "type", "job", "waits_for", "kind"}
+LABELS = {"context", "subscription", "class", "server", "stream", "type", "job", "waits_for", "kind", "alert"}
 
 
 def told() -> list[type[Fact]]:

@@ -189,7 +189,7 @@ def test_a_status_is_read_as_the_contract_says(status: int, verdict: Verdict) ->
     ("status", "given_detail", "detail"),
     [
         (200, "", ""),
-        (422, "bad", "bad"),
+        (422, "bad", "HTTP 422: bad"),
         (422, "", "HTTP 422"),
         (503, "down", "HTTP 503: down"),
         (503, "", "HTTP 503"),

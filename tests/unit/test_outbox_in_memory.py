@@ -20,7 +20,7 @@ from jetrelay_pytest.memory import Memory, in_memory
 from relay import Event, Outbox, command
 from relay.adapters.postgres.captured_rows import capture
 from relay.adapters.postgres.targets import write
-from relay.domain.errors import FutureEvent, UnsupportedTarget
+from relay.domain.errors import FutureEvent, InvalidHandler, UnsupportedTarget
 from relay.domain.reasons import code_of
 
 OUTBOX = Outbox("sea")
@@ -253,6 +253,25 @@ def test_each_module_gets_an_event_and_what_is_delayed_waits(memory: Memory, han
     assert [memory.outbox.drain(it) for it in (handlers, other)] == [1, 1]
     assert memory.outbox.drain(other, delayed=True) == 1
     assert called == [("these", "1"), ("others", "1"), ("others", "2")]
+
+
+def test_each_subscription_of_a_module_gets_an_event(memory: Memory, handlers: HandlerRegistry) -> None:
+    called = []
+
+    @handlers.handles("vibe_created", subscription="stock")
+    def reserve(vibe: Vibe) -> None:
+        called.append("stock")
+
+    @handlers.handles("vibe_created", subscription="audit")
+    def note(vibe: Vibe) -> None:
+        called.append("audit")
+
+    add(created())
+    with pytest.raises(InvalidHandler, match="one subscription"):
+        memory.outbox.drain(handlers)
+    assert [memory.outbox.drain(handlers, subscription=it) for it in ("stock", "audit", "audit")] == [1, 1, 0]
+    memory.outbox.deliver(handlers, created("2"), subscription="stock")
+    assert called == ["stock", "audit", "stock"]
 
 
 def test_events_that_cause_each_other_without_end_are_found(memory: Memory, handlers: HandlerRegistry) -> None:

@@ -24,6 +24,7 @@ from relay.domain.policies import (
     after_publish_failure,
     decide,
 )
+from relay.domain.reasons import code_of
 from relay.domain.retry import Backoff, RetryPolicy
 
 FIVE = RetryPolicy(max_attempts=5, backoff=Backoff(jitter=0))
@@ -58,12 +59,24 @@ def test_a_success_at_the_last_attempt_or_after_it_is_still_an_ack(status: int) 
 
 
 def test_a_422_is_a_dead_letter_and_never_a_retry() -> None:
-    expected = DeadLetter("no such vibe", DeadLetterClass.DETERMINISTIC)
+    expected = DeadLetter("HTTP 422: no such vibe", DeadLetterClass.POISON)
     assert [after_status(422, attempts, "no such vibe") for attempts in (1, 4, 5, 6)] == [expected] * 4
 
 
 def test_a_422_without_a_reason_says_what_it_was() -> None:
-    assert after_status(422) == DeadLetter("HTTP 422", DeadLetterClass.DETERMINISTIC)
+    assert after_status(422) == DeadLetter("HTTP 422", DeadLetterClass.POISON)
+
+
+def test_a_reason_of_a_422_has_its_code_whatever_the_handler_says() -> None:
+    for said in ("", "no such vibe", "time-out: no answer", "MALFORMED_MESSAGE"):
+        decided = after_status(422, detail=said)
+        assert isinstance(decided, DeadLetter)
+        assert code_of(decided.reason) == "status_422"
+
+
+def test_a_refusal_by_a_rule_of_the_domain_is_deterministic() -> None:
+    result = HandlerResult(Verdict.REFUSED, "DomainError: the case is closed")
+    assert decide(result, 1, FIVE, chance=0) == DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
 
 
 # --- POL-047-007: 5xx and no answer ---
@@ -132,7 +145,7 @@ def test_every_verdict_has_a_decision(verdict: Verdict, attempts: int) -> None:
 
 
 def test_the_classes_of_dead_letters_have_the_names_operators_know() -> None:
-    assert [kind.value for kind in DeadLetterClass] == ["poison", "deterministic", "exhausted"]
+    assert [kind.value for kind in DeadLetterClass] == ["poison", "deterministic", "exhausted", "unconfirmed"]
 
 
 # --- publishing: the three failure classes ---

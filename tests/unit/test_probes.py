@@ -146,6 +146,12 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
+def test_a_loop_that_has_ended_is_stuck() -> None:
+    ended = asyncio.new_event_loop()
+    ended.close()
+    assert stuck_loop(ended, 30) == ["event loop"]
+
+
 def test_a_loop_that_is_blocked_is_stuck_until_it_goes_on(loop: asyncio.AbstractEventLoop) -> None:
     assert stuck_loop(loop, 30) == []
     blocked, go_on = threading.Event(), threading.Event()

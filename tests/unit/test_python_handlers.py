@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from consumer import handlers
+from consumer.functions import check_subscriptions
 from consumer.handlers import HandlerRegistry, IncomingEvent, Inject, MessageContext, load
 from relay.domain.errors import InvalidHandler, Poison
 
@@ -335,6 +336,63 @@ def test_an_upcaster_that_could_not_be_called_is_refused(function: Callable[...,
 def test_two_upcasters_from_one_version_are_refused() -> None:
     with pytest.raises(InvalidHandler, match=r"vibe_created v1 .*\bto_2\b"):
         versions([], {1: to_2}).upcasts("vibe_created", from_version=1)(to_3)
+
+
+# --- several subscriptions ---
+
+
+def of_each(registry: HandlerRegistry, *names: str) -> dict[str, str]:
+    """Which function each subscription calls for ``vibe_created`` 1."""
+    found = {name: registry.of(name).find("vibe_created", 1) for name in names}
+    return {name: route.handler.function.__name__ if route else "" for name, route in found.items()}
+
+
+def test_a_function_is_called_for_the_subscriptions_that_it_names_and_without_a_name_for_all() -> None:
+    registry = HandlerRegistry()
+
+    @registry.handles("vibe_created", subscription="stock")
+    def reserve(vibe: Vibe) -> None: ...
+
+    @registry.handles("vibe_created", subscription=["audit", "log"])
+    def note(vibe: Vibe) -> None: ...
+
+    @registry.handles("vibe_updated")
+    def update(vibe: Vibe) -> None: ...
+
+    assert of_each(registry, "stock", "audit", "log", "other") == {
+        "stock": "reserve",
+        "audit": "note",
+        "log": "note",
+        "other": "",
+    }
+    assert all(registry.of(name).find("vibe_updated", 1) for name in ("stock", "other"))
+    assert registry.known() == "vibe_created v1, vibe_updated v1"
+    check_subscriptions([("stock", registry), ("audit", registry), ("log", registry)])
+    with pytest.raises(InvalidHandler, match=r"for log, no subscription that uses it"):
+        check_subscriptions([("stock", registry), ("audit", registry), ("log", HandlerRegistry())])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(None, "audit"), ("audit", None), ("audit", ["audit", "log"]), (None, None)]
+)
+def test_two_functions_for_one_message_are_refused(first: Any, second: Any) -> None:
+    registry = HandlerRegistry()
+    registry.handles("vibe_created", subscription=first)(handle_any)
+    with pytest.raises(InvalidHandler, match=r"vibe_created v1 .*\bhandle_any\b"):
+        registry.handles("vibe_created", subscription=second)(handle_any)
+
+
+@pytest.mark.parametrize("names", ["", [], ["audit", ""]])
+def test_what_names_no_subscription_is_refused(names: Any) -> None:
+    with pytest.raises(InvalidHandler):
+        HandlerRegistry().handles("vibe_created", subscription=names)
+
+
+def test_a_subscription_for_which_a_module_has_nothing_is_refused() -> None:
+    registry = HandlerRegistry("shop")
+    registry.handles("vibe_created", subscription="audit")(handle_any)
+    with pytest.raises(InvalidHandler, match="shop registers no handler for the subscription stock"):
+        registry.of("stock")
 
 
 # --- modules ---

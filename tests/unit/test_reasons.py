@@ -36,6 +36,7 @@ EXAMPLES = [
     ("does_not_fit", "Poison: vibe_created v1 does not fit its handler: string_type at payload.title"),
     ("does_not_fit", "does not fit its handler: missing at payload.n"),
     ("raised_Poison", raised(Poison("no title"))),
+    ("unconfirmed", "unconfirmed: the message has not died; the letter says: HTTP 503"),
     ("unreadable", raised(MalformedMessage("nests too deep"))),
     ("worker_died", unanswered(20).reason),
     ("unreadable", str(MalformedMessage("the body is not JSON", field="body"))),

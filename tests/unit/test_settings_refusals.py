@@ -181,12 +181,39 @@ def second(name: str, *lines: str) -> str:
     return BASE.replace("[contexts.vibespro]", head + "\n".join(lines) + "\n[contexts.vibespro]")
 
 
-def test_filters_that_overlap(load: Load) -> None:
-    text = second("all", 'stream = "OTHER"', 'filter_subject = "vibespro.event.x.*"')
-    message = refusal(load, text)
-    assert re.search(
-        r"relay.toml:10: contexts.sea.subscriptions.all.filter_subject: .*vibespro\.event\.>", message
+def test_filters_of_one_context_may_overlap_and_the_first_one_has_the_ids(load: Load) -> None:
+    settings = load(second("audit", 'stream = "VIBESPRO_EVENTS"', 'filter_subject = "vibespro.event.*.v1"'))
+    names = settings.contexts["sea"].subscriptions
+    assert [settings.comes_later("sea", name) for name in names] == [False, True]
+    apart = load(second("other", 'stream = "OTHER"', 'filter_subject = "vibespro.event.x.*"'))
+    assert not apart.comes_later("sea", "other")
+
+
+@pytest.mark.parametrize(("handler", "later"), [("https://h/handle", True), ("https://h/2", False)])
+def test_of_two_contexts_with_one_service_the_first_one_has_the_ids(load: Load, handler: str, later: bool) -> None:
+    again = BASE[BASE.index("[contexts.sea.sub") : BASE.index("[contexts.vibespro]")].replace("sea", "vibespro")
+    text = re.sub('handler = ".*"', 'handler = "https://h/handle"', BASE) + re.sub(
+        'handler = ".*"', f'handler = "{handler}"', again
     )
+    settings = load(text)
+    assert not settings.comes_later("sea", "from_vibespro")
+    assert settings.comes_later("vibespro", "from_vibespro") is later
+
+
+def test_two_subscriptions_with_one_durable(load: Load) -> None:
+    text = second(
+        "audit",
+        'stream = "VIBESPRO_EVENTS"',
+        'filter_subject = "vibespro.event.>"',
+        'durable = "sea__from_vibespro"',
+    )
+    assert re.search(r"relay.toml:\d+: contexts.sea.subscriptions.audit.durable: ", refusal(load, text))
+
+
+def test_two_subscriptions_of_one_context_that_take_the_same_commands(load: Load) -> None:
+    text = second("more", 'stream = "VIBESPRO_EVENTS"', 'filter_subject = "vibespro.commands.>"')
+    text = text.replace('"vibespro.event.>"', '"vibespro.>"')
+    assert re.search(r"contexts.sea.subscriptions.more.filter_subject: takes commands", refusal(load, text))
 
 
 def test_filters_of_different_contexts_may_overlap(load: Load) -> None:

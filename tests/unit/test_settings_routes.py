@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from relay.cli import create_app
 from relay.domain.errors import InvalidSubject
+from relay.domain.routing import Routing
 from tests.unit.settings_support import Load, loader, refusal, source
 
 #: Two streams, and the table of MicroDAO's §11.
@@ -151,6 +152,27 @@ def test_what_only_looks_like_a_variable_stays(load: Load) -> None:
 
 
 # --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"rwa.inventory.{name}"', '"city.dlq.{name}"'),
+        ('"rwa.inventory.{name}"', '"another.dlq.x.{name}"'),
+        ('topics = ["agent.run.>"]', 'topics = ["agent.run.>", "city.dlq.>"]'),
+        ('subject = "city.at.other"', 'subject = "{context}.dlq.{name}"'),
+    ],
+)
+def test_no_way_of_events_leads_to_subjects_of_dead_letters(load: Load, change: tuple[str, str]) -> None:
+    assert "is for dead letters" in refusal(load, city().replace(*change))
+
+
+def test_an_event_that_would_get_a_subject_of_dead_letters_is_refused() -> None:
+    routing = Routing(context="city", template="{context}.{name}.v{version}")
+    assert routing.subject("moved", 1, None) == "city.moved.v1"
+    for event_type, topic in (("dlq", None), ("moved", "city.dlq.moved"), ("moved", "another.dlq.x.y")):
+        with pytest.raises(InvalidSubject):
+            routing.destination(event_type, 1, topic)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,11 @@ from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 
 from relay.adapters.dramatiq.gates import QueueEntry
+from relay.adapters.dramatiq.retries import shown
 from relay.adapters.dramatiq.shares import DEFERRED, MARK, share_of
 from relay.adapters.dramatiq.wakeup import WAKEUP_TIMES, Wakeups, WakeupTimes
 from relay.adapters.redis_client import bounded_client, queue_error, reaching
+from relay.domain.retry import Later
 
 #: A command takes well under a millisecond, so all threads of a process share a few connections.
 _MAX_CONNECTIONS: Final = 4
@@ -246,7 +248,9 @@ class RelayBroker(RedisBroker):
 def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Message[Any]:
     """The same message, to be enqueued now and handled after ``delay``."""
     eta = current_millis() + int(delay / timedelta(milliseconds=1))
-    return message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
+    # As after the retry middleware, for a row that was tried together with others.
+    options = {"eta": eta, "traceback": shown(delay)} if isinstance(delay, Later) else {"eta": eta}
+    return message.copy(queue_name=dq_name(message.queue_name), options=options)
 
 
 class RedisClock:

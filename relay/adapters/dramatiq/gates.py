@@ -114,7 +114,47 @@ end
 if #marks > 0 then redis.call("hset", KEYS[1], unpack(marks)) end
 return {now, claimed}
 """
-_SCRIPTS: Final = (_OPEN, _RENEW, _CLOSE, _WAKE, _CLAIM)
+#: Lets every gate expire, and removes keys of another type: another program wrote them, or an operator. If a job
+#: holds the gate, it renews it in time. A user who may not ask for the expiry mends what no job has written.
+#: KEYS: gates, then hashes. ARGV: how long a gate lives, how many gates there are. Returns what was mended.
+_MEND: Final = """
+local mended = {}
+for i, key in ipairs(KEYS) do
+    if i > tonumber(ARGV[2]) then
+        local size = redis.pcall("hlen", key)
+        if type(size) == "table" then redis.call("del", key) table.insert(mended, key) end
+    else
+        local holder, left = redis.pcall("get", key), redis.pcall("pttl", key)
+        if type(holder) == "table" then
+            redis.call("del", key)
+            table.insert(mended, key)
+        elseif holder then
+            local ours = holder == "done" or string.match(holder, "^%x+:%d+")
+            if left == -1 or (type(left) == "table" and not ours) then
+                redis.call("set", key, holder, "PX", ARGV[1])
+                table.insert(mended, key)
+            end
+        end
+    end
+end
+return mended
+"""
+_SCRIPTS: Final = (_OPEN, _RENEW, _CLOSE, _WAKE, _CLAIM, _MEND)
+
+
+def gate_key(namespace: str, duty: str) -> str:
+    """The key of a duty's gate."""
+    return f"{namespace}:gate:{duty}"
+
+
+def routines_key(namespace: str, duty: str) -> str:
+    """The key that says until when the routines of a duty rest."""
+    return f"{namespace}:routines:{duty}"
+
+
+def sent_key(namespace: str) -> str:
+    """The key that says when the outstanding job of each duty was sent."""
+    return f"{namespace}:sent"
 
 
 class QueueEntry(NamedTuple):
@@ -147,7 +187,7 @@ class Gates:
     def __init__(self, url: str, namespace: str, *, times: GateTimes = GATE_TIMES, **access: Any) -> None:
         self._namespace, self.times = namespace, times
         #: When the outstanding job of each duty was sent.
-        self._sent = f"{namespace}:sent"
+        self._sent = sent_key(namespace)
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             **access,
@@ -160,7 +200,7 @@ class Gates:
         )
         self._client: Any = redis.asyncio.Redis.from_pool(pool)
         scripts = (self._client.register_script(it).sha for it in _SCRIPTS)
-        self._open, self._extend, self._close, self._wake, self._claim = scripts
+        self._open, self._extend, self._close, self._wake, self._claim, self._mend = scripts
         self._holds: dict[Hold, tuple[str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._questions: Batcher[Sequence[str], list[str]] = Batcher(self._lost)
@@ -249,6 +289,15 @@ class Gates:
         if duties:
             await self._quietly(self._run(self._wake, [self._key(duty) for duty in duties], [_WAITS]))
 
+    async def mend(self, duties: Sequence[str]) -> Sequence[str]:
+        """Let every gate of these duties expire, and remove keys of the wrong type; return what was mended.
+
+        A gate that never expires holds its duty up for ever. None of ours is written without expiry.
+        """
+        gates, hashes = [self._key(duty) for duty in duties], [self._routines(duty) for duty in duties]
+        keys = [*gates, *hashes, self._sent]
+        return await self._quietly(self._run(self._mend, keys, [_ms(self.times.gate), len(gates)])) or []
+
     # --- the routines of a duty ---
 
     async def claim(self, duty: str, routines: Mapping[str, timedelta]) -> tuple[int, list[str]]:
@@ -334,10 +383,10 @@ class Gates:
             return None
 
     def _key(self, duty: str) -> str:
-        return f"{self._namespace}:gate:{duty}"
+        return gate_key(self._namespace, duty)
 
     def _routines(self, duty: str) -> str:
-        return f"{self._namespace}:routines:{duty}"
+        return routines_key(self._namespace, duty)
 
 
 def _ms(duration: timedelta) -> int:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Final, cast
 
 import redis.exceptions
-from dramatiq.asyncio import EventLoopThread, get_event_loop_thread
+from dramatiq.asyncio import EventLoopThread, get_event_loop_thread, set_event_loop_thread
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import iter_queue
 from dramatiq.message import Message
@@ -29,11 +29,14 @@ from dramatiq.middleware import AsyncIO
 from dramatiq.worker import Worker, WorkerThread
 
 from relay.adapters.dramatiq.broker import RelayBroker
+from relay.adapters.dramatiq.loop_thread import LastingLoopThread
 from relay.adapters.dramatiq.work_queue import DEFAULT, BudgetedQueue, LoopActor, OnLoop
 from relay.domain.members import Usage
 
 #: A second SIGTERM within this time, in seconds, counts as the same one.
 SIGTERM_DEDUP_WINDOW_S: Final = 5.0
+#: How long the event loop may take to start, in seconds.
+_LOOP_START_S: Final = 10.0
 #: Python looks for cycles after this many new objects. A batch of messages has thousands of objects, none in a
 #: cycle; with Python's own 700 it would search each batch several times.
 _GC_THRESHOLD_OBJECTS: Final = 10_000
@@ -73,7 +76,9 @@ class WorkerRuntime(AsyncIO):
         if self._uvloop:
             use_uvloop()
         heed_termination_once()
-        super().before_worker_boot(broker, worker)
+        thread = LastingLoopThread(self.logger)
+        thread.start(timeout=_LOOP_START_S)
+        set_event_loop_thread(thread)
         budgets = {
             name: worker.worker_threads if threads is None else threads
             for name, threads in self._budgets.items()

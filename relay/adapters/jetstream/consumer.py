@@ -132,8 +132,10 @@ class NatsJetStreamConsumer:
         delivered = info.delivered.stream_seq if info.delivered else 0
         number = info.delivered.consumer_seq if info.delivered else 0
         first, since = starts_at(info.config)
+        most = info.config.max_ack_pending or 0
+        window = most if most > 0 else None
         return ConsumerState(
-            ack_floor, delivered, info.num_ack_pending or 0, number, info.num_pending or 0, first, since
+            ack_floor, delivered, info.num_ack_pending or 0, number, info.num_pending or 0, first, since, window
         )
 
     async def finish(self) -> Sequence[Delivery]:

@@ -28,7 +28,7 @@ from relay.bus.context import RequestContext, next_span
 from relay.bus.errors import InvalidQuery
 from relay.bus.queries import Answerable
 from relay.bus.result import Maybe, Some
-from relay.concurrency import Slots
+from relay.concurrency import Slots, is_ours
 from relay.domain import querying, traceparent
 from relay.domain.actor import actor_of
 from relay.domain.disclosure import safe_text
@@ -122,7 +122,9 @@ class AnswerQueries:
                 async with limit:
                     body = _encode(await self._ask(answerable, query.data))
             code = querying.TOO_LARGE if len(body) + WIRE_RESERVE_BYTES > client.max_payload else ""
-        except (Exception, SystemExit, KeyboardInterrupt) as failure:
+        except BaseException as failure:
+            if is_ours(failure):
+                raise
             code, error = (querying.TOO_SLOW, "") if limit.expired() else (_code(failure), safe_text(failure))
         if code:
             took = time.monotonic() - begun

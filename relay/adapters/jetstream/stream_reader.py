@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import nats.errors
@@ -18,10 +18,11 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from relay.adapters.jetstream.client import Arrived, Place, RelayClient, read_headers, read_place
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.topology import find_stream
+from relay.commands.adopt import Held
 from relay.commands.reconcile import AuditedStream, Stored
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.reading import read_subject
-from relay.ports import Delivery
+from relay.ports import Delivery, HeldMessage
 
 _BATCH_MESSAGES: Final = 500
 #: Statuses that mean: no more messages. Any other status means that the reading has failed.
@@ -34,6 +35,10 @@ _INACTIVE_THRESHOLD_S: Final = 30.0
 _TIMEOUT_S: Final = 5.0
 _NOT_FOUND: Final = 404
 _NO_TEXT: Final = "\ufffd"
+#: Messages so far apart are read by two consumers: what is between them would be read for nothing.
+_FAR: Final = 50
+
+Item = TypeVar("Item")
 
 
 class NatsStreamAuditor:
@@ -66,14 +71,40 @@ class NatsStreamAuditor:
     ) -> Sequence[Stored]:
         """See the port."""
         async with self._connection.asking(f"cannot read stream {stream}") as client:
-            try:
-                return await self._scan(client, stream, first, last, filter_subject)
-            except nats.js.errors.NotFoundError:
-                return []
+            return await self._scan(client, stream, first, last, _stored, filter_subject)
+
+    async def messages(self, stream: str, seqs: Sequence[int]) -> Sequence[Held]:
+        """See the port `MessageReader`. Reads ranges, without what is far between them."""
+        wanted, found = set(seqs), []
+        async with self._connection.asking(f"cannot read stream {stream}") as client:
+            for first, last in _near(sorted(wanted)):
+                read = await self._scan(client, stream, first, last, _held)
+                found += [message for message in read if message.seq in wanted]
+        return found
 
     async def _scan(
-        self, client: RelayClient, stream: str, first: int, last: int, filter_subject: str | None
-    ) -> list[Stored]:
+        self,
+        client: RelayClient,
+        stream: str,
+        first: int,
+        last: int,
+        make: Callable[[Arrived, Place], Item],
+        filter_subject: str | None = None,
+    ) -> list[Item]:
+        try:
+            return await self._consume(client, stream, first, last, make, filter_subject)
+        except nats.js.errors.NotFoundError:
+            return []
+
+    async def _consume(
+        self,
+        client: RelayClient,
+        stream: str,
+        first: int,
+        last: int,
+        make: Callable[[Arrived, Place], Item],
+        filter_subject: str | None,
+    ) -> list[Item]:
         js = client.jetstream()
         name = f"relay_audit_{uuid4().hex}"
         config = ConsumerConfig(
@@ -82,25 +113,28 @@ class NatsStreamAuditor:
             opt_start_seq=max(first, 1),
             ack_policy=AckPolicy.NONE,
             filter_subject=filter_subject,
-            headers_only=True,
+            headers_only=make is _stored,
             mem_storage=True,
             num_replicas=1,
             inactive_threshold=_INACTIVE_THRESHOLD_S,
         )
         await js.add_consumer(stream, config)
         try:
-            return await _read(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", last, self._batch)
+            subject, batch = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", min(self._batch, last - first + 1)
+            return await _read(client, subject, last, batch, make)
         finally:
             # A restarted server has forgotten the consumer. A server that is away will remove it later.
             with suppress(nats.errors.Error, OSError):
                 await js.delete_consumer(stream, name)
 
 
-async def _read(client: RelayClient, subject: str, last: int, batch: int) -> list[Stored]:
+async def _read(
+    client: RelayClient, subject: str, last: int, batch: int, make: Callable[[Arrived, Place], Item]
+) -> list[Item]:
     inbox, arrived = client.new_inbox(), asyncio.Queue[Arrived]()
     subscription = await client.listen(inbox, lambda *message: arrived.put_nowait(Arrived._make(message)))
     request = json.dumps({"batch": batch, "no_wait": True}).encode()
-    stored: list[Stored] = []
+    stored: list[Item] = []
     try:
         while True:
             await client.publish(subject, request, reply=inbox)
@@ -111,7 +145,7 @@ async def _read(client: RelayClient, subject: str, last: int, batch: int) -> lis
                     _check_end(message)
                     return stored
                 if place.stream_seq <= last:
-                    stored.append(_stored(message, place))
+                    stored.append(make(message, place))
                 if place.stream_seq >= last or place.pending == 0:
                     return stored
     finally:
@@ -130,7 +164,49 @@ def _stored(message: Arrived, place: Place) -> Stored:
     return Stored.of(place.stream_seq, read_headers(message.headers), at, message.subject)
 
 
+def _held(message: Arrived, place: Place) -> Held:
+    at = datetime.fromtimestamp(place.at / 1e9, UTC)
+    subject, _ = read_subject(message.subject)
+    return Held(place.stream_seq, subject, read_headers(message.headers), message.body, at)
+
+
+def _near(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Sequences as ranges: those that are near each other together."""
+    first = last = None
+    for seq in seqs:
+        if first is None or last is None or seq > last + _FAR:
+            if first is not None and last is not None:
+                yield first, last
+            first = seq
+        last = seq
+    if first is not None and last is not None:
+        yield first, last
+
+
 # --- single messages ---
+
+
+async def _get(connection: NatsConnection, stream: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """One message as the server's API gives it, or None. Raises BrokerUnreachable."""
+    subject = f"$JS.API.STREAM.MSG.GET.{stream}"
+    async with connection.asking("cannot read the stream") as client:
+        answer = await client.request(subject, json.dumps(request).encode(), timeout=_TIMEOUT_S)
+    content: dict[str, Any] = json.loads(answer.data)
+    if (message := content.get("message")) is None and content.get("error", {}).get("code") != _NOT_FOUND:
+        raise BrokerUnreachable(f"cannot read the stream: {content.get('error')}")
+    return message
+
+
+class NatsStreamLookup:
+    """Looks up single messages. Needs permission to publish to ``$JS.API.STREAM.MSG.GET`` of the stream."""
+
+    def __init__(self, connection: NatsConnection) -> None:
+        self._connection = connection
+
+    async def find(self, stream: str, seq: int) -> HeldMessage | None:
+        """See the port."""
+        message = await _get(self._connection, stream, {"seq": seq})
+        return None if message is None else HeldMessage(message["subject"], b64decode(message.get("data", "")))
 
 
 class StreamReader:
@@ -145,11 +221,9 @@ class StreamReader:
 
     async def next(self, seq: int) -> Delivery | None:
         """The consumer's first message at ``seq`` or after it, or None. Raises BrokerUnreachable."""
-        answer = await self._ask({"seq": seq, "next_by_subj": self._filter})
-        if (message := answer.get("message")) is None:
-            if answer.get("error", {}).get("code") == _NOT_FOUND:
-                return None
-            raise BrokerUnreachable(f"cannot read the stream: {answer.get('error')}")
+        message = await _get(self._connection, self._stream, {"seq": seq, "next_by_subj": self._filter})
+        if message is None:
+            return None
         number = message["seq"]
         subject, legible = read_subject(await self._subject(message["subject"], number))
         return Delivery(
@@ -162,13 +236,6 @@ class StreamReader:
             legible=legible,
             stored_at=datetime.fromisoformat(message["time"]),
         )
-
-    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
-        async with self._connection.asking("cannot read the stream") as client:
-            answer = await client.request(subject, json.dumps(request).encode(), timeout=_TIMEOUT_S)
-        content: dict[str, Any] = json.loads(answer.data)
-        return content
 
     async def _subject(self, text: str, seq: int) -> bytes:
         """The subject as it was sent. In the server's JSON `_NO_TEXT` replaces every byte that is not text."""

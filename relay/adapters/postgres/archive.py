@@ -43,9 +43,8 @@ class _ArchiveBatch:
                 size = max(_PAGE_ROWS, min(2 * size, fitting, _LARGE_PAGE_ROWS))
 
     async def remove(self, ids: Sequence[UUID], manifest: Manifest, by: Operator) -> int:
-        deleted = await self._conn.execute(statement(f"archive/delete_{self._kind}"), {"ids": list(ids)})
-        if self._kind is ArchiveKind.INBOX:
-            await self._conn.execute(statement("archive/remember"), {"ids": list(ids), "number": manifest.number})
+        which = {"ids": list(ids), "number": manifest.number}
+        deleted = await self._conn.execute(statement(f"archive/delete_{self._kind}"), which)
         await self._conn.execute(statement("archive/record"), asdict(manifest))
         await audit(self._conn, "archive", [manifest.file], by)
         return deleted.rowcount

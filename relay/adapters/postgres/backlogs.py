@@ -12,6 +12,7 @@ from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
     MAX_COUNTED_ROWS,
+    AwayHandler,
     Backlogs,
     Brake,
     FullInbox,
@@ -69,6 +70,16 @@ class PostgresBacklogReader:
                 found.append(FullInbox(name, count, most))
         return [it for it in found if it.shown]
 
+    async def incidents(self) -> Sequence[Waiting]:
+        """Return the open incidents, by subscription and class. One that is snoozed is not open."""
+        async with self._source() as conn:
+            return await _all(conn, "incidents/open", Waiting)
+
+    async def away(self) -> Sequence[AwayHandler]:
+        """Return the handlers that are away, the longest first."""
+        async with self._source() as conn:
+            return await _all(conn, "circuits/away", AwayHandler)
+
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
         """Return what is due, counted up to ``counted``. ``dead_head_blocks``: as the publisher's."""
         async with self._source() as conn:
@@ -95,6 +106,7 @@ class PostgresBacklogReader:
                 incidents=await _all(conn, "incidents/open", Waiting),
                 parked=await _all(conn, "inbox/parked_backlog", Waiting),
                 brake=await _one(conn, "schedule/brake", Brake),
+                away=await _all(conn, "circuits/away", AwayHandler),
             )
 
     async def _table(self, conn: Connection, table: str, result: type[Table]) -> Table:

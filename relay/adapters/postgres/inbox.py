@@ -51,6 +51,7 @@ _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "causation_id": array.of_plain,
     "order_key": array.of_texts,
     "originals": _originals,
+    "source_id": array.of_plain,
 }
 _LOOK_INTERVAL_S: Final = 60.0
 #: What the claims of one statement share: the lease, and the number of attempts after which a message is given up.
@@ -148,9 +149,18 @@ class PostgresInboxAdapter:
             cursor = await conn.execute(statement(name), parameters)
             return cursor.rowcount == 1
 
-    async def overdue(self, subscription: str, limit: int, waited: timedelta = timedelta(0)) -> Sequence[UUID]:
+    async def overdue(
+        self,
+        subscription: str,
+        limit: int,
+        waited: timedelta = timedelta(0),
+        *,
+        at_once: bool = False,
+        failed: bool | None = None,
+    ) -> Sequence[UUID]:
         await self._forget_order(subscription)
-        terms = {"subscription": subscription, "limit": limit, "grace": self._grace + waited}
+        grace = timedelta(0) if at_once else self._grace + waited
+        terms = {"subscription": subscription, "limit": limit, "grace": grace, "failed": failed}
         async with self._pool.connection() as conn:
             return [message_id for (message_id,) in await query(conn, self._overdue, **terms)]
 
@@ -179,6 +189,13 @@ class PostgresInboxAdapter:
             rows = await query(conn, "inbox/finished", **where, on_receipt=on_receipt)
         return [Finished(*row) for row in rows]
 
+    async def let_go(
+        self, subscription: str, keep: int, limit: int, hangs: timedelta | None = None
+    ) -> Sequence[str]:
+        terms = {"subscription": subscription, "keep": keep, "limit": limit, "hangs": hangs}
+        async with self._pool.connection() as conn:
+            return [reply for (reply,) in await query(conn, "inbox/let_go", **terms)]
+
     async def _forget_order(self, subscription: str) -> None:
         """Release messages that wait because the subscription was ordered before. Looks once a minute."""
         now = time.monotonic()
@@ -203,10 +220,37 @@ class PostgresInboxAdapter:
         return asked
 
 
-async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: Any) -> list[Inserted]:
-    """Insert a batch by the statement ``name``. Raises MalformedMessage when PostgreSQL refuses a value of it."""
+async def insert(
+    conn: Connection, name: str, rows: Sequence[InboxRow], places: Mapping[UUID, int] | None = None, **more: Any
+) -> list[Inserted]:
+    """Insert a batch by the statement ``name``. Raises MalformedMessage when PostgreSQL refuses a value of it.
+
+    ``places``: the place in the order of each message, by its id. Usually one statement answers for all. Messages
+    that it leaves out are in the archive, or another subscription has their key. These get a key apart, and then
+    another one while somebody has that.
+    """
     # A statement may change a row only once. If a message is in the batch twice, the later delivery counts.
-    rows = list({row.message_id: row for row in rows}.values())
+    batch = {row.id: row for row in rows}
+    found: dict[UUID, Inserted] = {}
+    left = list(batch.values())
+    while left:
+        # In the order of their keys: subscriptions with the same ids never wait for each other in a circle.
+        left.sort(key=lambda row: row.message_id.int)
+        if places is not None:
+            more["order_seq"] = array.of_plain(places[row.id] for row in left)
+        found |= {it.id: it for it in await _insert(conn, name, left, more)}
+        if left := [row for row in left if row.id not in found]:
+            ids = [row.id for row in left]
+            subscriptions = [row.subscription for row in left]
+            for (id,) in await query(conn, "inbox/archived", ids=ids, subscription=subscriptions):
+                found[id] = Inserted(id, new=False, done=True)
+            left = [row.apart() for row in left if row.id not in found]
+    return [found[id] for id in batch]
+
+
+async def _insert(
+    conn: Connection, name: str, rows: Sequence[InboxRow], more: Mapping[str, Any]
+) -> Sequence[Inserted]:
     columns = zip(InboxRow._fields, zip(*rows, strict=True), strict=True)
     arrays = {name: _WRITERS[name](values) for name, values in columns if name in _WRITERS}
     verdicts = [row.rejected for row in rows]
@@ -217,12 +261,7 @@ async def insert(conn: Connection, name: str, rows: Sequence[InboxRow], **more: 
     except psycopg.DataError as error:
         # The server's own message may quote the value.
         raise MalformedMessage(f"the inbox cannot store it: {safe_text(error)}") from None
-    found = [Inserted(*row) for row in inserted]
-    if len(found) < len(rows):
-        known = {it.message_id for it in found}
-        # The row is in the archive, where only finished rows are.
-        found += [Inserted(it.message_id, new=False, done=True) for it in rows if it.message_id not in known]
-    return found
+    return [Inserted(*row) for row in inserted]
 
 
 def claim_many_command(
@@ -265,5 +304,5 @@ def claimed(command: Command, row: Mapping[str, Any], since: float) -> ClaimedMe
     columns["originals"] = columns["originals"] or NO_ORIGINALS
     inbox_row = InboxRow(**columns, rejected=rejected)
     return ClaimedMessage(
-        command[1]["token"], inbox_row, row["attempts"], row["requeues"], since, row["received_at"]
+        command[1]["token"], inbox_row, row["attempts"], row["requeues"], since, row["received_at"], row["probe"]
     )

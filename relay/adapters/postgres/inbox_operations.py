@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
+from relay.adapters.postgres.pool import query
 from relay.adapters.postgres.row_operations import Operations, as_key, coded, named, reasons
 from relay.domain.errors import InvalidRequest, UnknownMessage
 from relay.domain.identity import Id
@@ -31,12 +33,14 @@ CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 class MessageFilter:
     """Selects messages of the inbox. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, running, parked, dead, processed. ``subject`` may be a pattern of NATS.
+    ``statuses``: waiting, failing, running, parked, dead, processed. ``message_id``: what each subscription has of
+    this message. ``subject`` may be a pattern of NATS.
     ``since`` (included) and ``until`` (excluded) limit received_at. ``error`` is a code of `relay.domain.reasons`
     or a part of the text.
     """
 
     statuses: Sequence[str]
+    message_id: Id | None = None
     subscription: str | None = None
     subject: str | None = None
     event_type: str | None = None
@@ -70,7 +74,7 @@ class PostgresMessageOperations(Operations):
         ``short``: look at the newest of each state only, if the filter may pass over many. Raises InvalidRequest
         for a cursor that is none.
         """
-        parameters = _parameters(wanted, limit, before)
+        parameters = _parameters(wanted, limit, before) | await self._keys(wanted)
         page = await self._page("inbox/messages", parameters, short=short and _passes_over(wanted))
         return replace(page, items=[{**_shown(row), "cursor": _cursor(row)} for row in page.items])
 
@@ -79,8 +83,15 @@ class PostgresMessageOperations(Operations):
 
         ``short``: as of `find`.
         """
-        parameters, short = _parameters(wanted, most), short and _passes_over(wanted)
+        parameters = _parameters(wanted, most) | await self._keys(wanted)
+        short = short and _passes_over(wanted)
         return await self._groups("last_error", "subscription", "inbox/messages", parameters, short=short)
+
+    async def _keys(self, wanted: MessageFilter) -> dict[str, Any]:
+        if wanted.message_id is None:
+            return {"keys": None}
+        async with self._source() as conn:
+            return {"keys": [key for (key,) in await query(conn, "inbox/rows_of", id=_key(wanted.message_id))]}
 
     async def get(self, id: Id) -> Row | None:
         """One message with its headers, its body and its history, or None."""
@@ -90,9 +101,11 @@ class PostgresMessageOperations(Operations):
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Make messages that wait for their next attempt due now, for the next sweep. Attempts stay counted.
 
-        A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE.
+        A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE. If it is dead, the refusal names its incident,
+        which is recorded now if it was missing.
         """
         given = {str(_key(id)): str(id) for id in ids}
+        await PostgresIncidents(self._source).record_rows([UUID(key) for key in given])
         outcome = await self._change("retry", [UUID(key) for key in given], message_refusal, _UNKNOWN, by)
         refused = tuple((given[key], error) for key, error in outcome.refused)
         return Outcome(tuple(given[key] for key in outcome.done), refused)

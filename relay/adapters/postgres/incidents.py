@@ -1,26 +1,29 @@
-"""Incidents in the table dead_letters: recorded, alerted, listed and decided on (DESIGN §7)."""
+"""Incidents in the table dead_letters: recorded, listed and decided on (DESIGN §7)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
+import psycopg
 from psycopg.rows import dict_row
 
 from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.row_operations import Operations, as_key, audit, coded, named, reasons, who
 from relay.adapters.postgres.sql import statement
+from relay.domain.disclosure import clean
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
+from relay.domain.identity import Identity
 from relay.domain.incidents import (
     Candidate,
     IncidentFilter,
     IncidentStatus,
-    Letter,
     ParkedHead,
     RecordedIncident,
     close_refusal,
@@ -30,20 +33,10 @@ from relay.domain.incidents import (
     unknown,
     wake_refusal,
 )
+from relay.domain.letters import Letter, Match
 from relay.domain.operators import Operator, Outcome, judge
 from relay.domain.traceparent import trace_id
-
-
-@dataclass(slots=True)
-class _Alerts:
-    """Incidents that are locked while an alert names them. The end of the block commits."""
-
-    conn: Connection
-    incidents: Sequence[RecordedIncident]
-
-    async def mark(self) -> None:
-        ids = [incident.id for incident in self.incidents]
-        await self.conn.execute(statement("incidents/mark_alerted"), {"ids": ids})
+from relay.ports import Compared, DeadPlace
 
 
 class PostgresIncidents(Operations):
@@ -54,23 +47,58 @@ class PostgresIncidents(Operations):
 
     kind = "dlq"
 
-    async def record(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
-        """Record dead letters; returns the new ones. Repeatable."""
-        names = [field.name for field in fields(Letter)]
-        columns: dict[str, list[Any]] = {name: [getattr(letter, name) for letter in letters] for name in names}
-        columns["kind"] = [letter.kind.value for letter in letters]
-        columns["headers"] = [json.dumps(dict(letter.headers)) for letter in letters]
-        columns["originals"] = [json.dumps(it.originals) if it.originals else None for it in letters]
-        async with self._source() as conn:
-            return [_recorded(row) for row in await query(conn, "incidents/record", **columns)]
-
-    @asynccontextmanager
-    async def unalerted(self, spacing: timedelta) -> AsyncIterator[_Alerts]:
-        """Lock the open incidents without an alert; none while the last alert is younger than ``spacing``."""
+    async def record_rows(self, ids: Sequence[UUID]) -> Sequence[RecordedIncident]:
+        """See the port."""
         async with self._source() as conn, conn.transaction():
-            [(due,)] = await query(conn, "incidents/alert_due", spacing=spacing)
-            rows = await query(conn, "incidents/unalerted") if due else []
-            yield _Alerts(conn, [_recorded(row) for row in rows])
+            return await _record(conn, rows=dict.fromkeys(ids, (None, None)))
+
+    async def record_letters(self, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
+        """See the port."""
+        try:
+            async with self._source() as conn, conn.transaction():
+                return await _record_letters(conn, letters)
+        except psycopg.DataError:
+            if len(letters) == 1:
+                return await self.record_letters([letters[0].bare()])
+        # PostgreSQL refuses one of them, so each is recorded alone.
+        return [found for it in letters for found in await self.record_letters([it])]
+
+    async def compare(self, before: DeadPlace | None, limit: int) -> Compared:
+        """See the port."""
+        at, id = before or (None, None)
+        async with self._source() as conn, conn.transaction():
+            [row] = await query(conn, "incidents/compare", before=at, below=id, limit=limit)
+            missing, false, count, *last = row
+            if false:
+                await conn.execute(statement("incidents/displace"), {"ids": false})
+            recorded = await _record(conn, rows=dict.fromkeys(missing, (None, None))) if missing else []
+        return Compared(recorded, tuple(last) if count == limit else None)
+
+    async def declare(self, subscription: str) -> None:
+        """Let the incidents of a subscription be corrected from now on. Repeatable."""
+        await self._do("incidents/declare", subscription=subscription)
+
+    async def uncorrected(self, subscription: str, limit: int) -> Sequence[Row]:
+        """Open incidents whose correction has not run, the oldest first, with the ids that people see."""
+        async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
+            parameters = {"subscription": subscription, "limit": limit}
+            await cursor.execute(statement("incidents/uncorrected"), parameters)
+            rows = [named(row, "message_id") for row in await cursor.fetchall()]
+        return [{name: it for name, it in row.items() if name not in ("originals", "row_id")} for row in rows]
+
+    async def corrected(self, id: int, how: str) -> None:
+        """Note that a correction has run."""
+        await self._do("incidents/correct", id=id, correction=how)
+
+    async def uncorrectable(self, id: int, error: str) -> None:
+        """Note that a correction has failed. That alerts."""
+        error = clean(error)
+        name = "incidents/correct_failed+correct"
+        await self._do(name, id=id, correction=f"failed: {error}", error=error)
+
+    async def _do(self, name: str, /, **parameters: Any) -> None:
+        async with self._source() as conn:
+            await conn.execute(statement(name), parameters)
 
     async def find(
         self, wanted: IncidentFilter, limit: int, *, before: int | None = None, short: bool = False
@@ -144,6 +172,54 @@ class PostgresIncidents(Operations):
         return Outcome(tuple(map(str, wanted)), tuple(refused))
 
 
+async def _record_letters(conn: Connection, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
+    """Record the rows that letters name, and as unconfirmed the letters that no row confirms."""
+    matches = await _matches(conn, letters)
+    known = [letter for letter, match in matches if match is Match.KNOWN]
+    if known:
+        columns = _columns(known, "message_id", "occurrence", "letter_stream", "letter_seq")
+        await conn.execute(statement("incidents/place"), columns)
+    dead = {it.message_id: (it.letter_stream, it.letter_seq) for it, match in matches if match is Match.DEAD}
+    strange = [it.unconfirmed(match) for it, match in matches if match not in (Match.KNOWN, Match.DEAD)]
+    return [*await _record(conn, rows=dead), *await _record(conn, letters=strange)]
+
+
+async def _matches(conn: Connection, letters: Sequence[Letter]) -> Sequence[tuple[Letter, Match]]:
+    """Ask the inbox about each letter."""
+    readable = [it for it in letters if it.readable]
+    found = await query(conn, "incidents/match", **_columns(readable, "message_id", "occurrence", "subscription"))
+    unreadable = [(it, Match.UNREADABLE) for it in letters if not it.readable]
+    return [*((readable[place], Match(match)) for place, match in found), *unreadable]
+
+
+async def _record(
+    conn: Connection,
+    *,
+    rows: Mapping[UUID, tuple[str | None, int | None]] = MappingProxyType({}),
+    letters: Sequence[Letter] = (),
+) -> Sequence[RecordedIncident]:
+    """Record incidents in the open transaction; returns the new ones. No other function does.
+
+    ``rows``: dead rows, and where their letters are. ``letters``: those that no row confirms.
+    """
+    found: list[Sequence[Any]] = []
+    if rows:
+        streams, seqs = zip(*rows.values(), strict=True)
+        columns = {"message_id": list(rows), "letter_stream": list(streams), "letter_seq": list(seqs)}
+        found += await query(conn, "incidents/record", **columns)
+    if letters:
+        columns = _columns(letters, *(field.name for field in fields(Letter)))
+        columns["kind"] = [letter.kind.value for letter in letters]
+        columns["headers"] = [json.dumps(dict(letter.headers)) for letter in letters]
+        columns["originals"] = [json.dumps(it.originals) if it.originals else None for it in letters]
+        found += await query(conn, "incidents/record_unconfirmed", **columns)
+    return [_recorded(row) for row in found]
+
+
+def _columns(letters: Sequence[Letter], *names: str) -> dict[str, list[Any]]:
+    return {name: [getattr(letter, name) for letter in letters] for name in names}
+
+
 def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -> dict[str, Any]:
     statuses = [status.value for status in wanted.statuses] or None
     return {
@@ -152,7 +228,7 @@ def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -
         # A snoozed incident is stored as an open one.
         "stored": statuses and ["open" if it == "snoozed" else it for it in statuses],
         "kinds": [kind.value for kind in wanted.kinds] or None,
-        "message_name": wanted.message_id if isinstance(wanted.message_id, str) else None,
+        "message_name": None if wanted.message_id is None else Identity.of(str(wanted.message_id)).shown,
         "message_id": as_key(wanted.message_id),
         "correlation_id": as_key(wanted.correlation_id),
         **reasons("reason", wanted.reason),

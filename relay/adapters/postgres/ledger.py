@@ -70,8 +70,8 @@ class PostgresLedger:
         )
         return _losses(count, ids)
 
-    async def known(self, ids: Collection[UUID]) -> set[UUID]:
-        return {id for (id,) in await self._all("inbox/known", ids=list(ids))}
+    async def known(self, ids: Collection[UUID], others: Collection[str] = ()) -> set[UUID]:
+        return {id for (id,) in await self._all("inbox/known", ids=list(ids), others=list(others))}
 
     async def held(self, subscription: str, stream: str, seqs: Collection[int]) -> Mapping[int, str | None]:
         which = {"subscription": subscription, "stream": stream, "seqs": list(seqs)}

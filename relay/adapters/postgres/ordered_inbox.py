@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
-from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, insert
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
@@ -40,14 +39,13 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
     async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
         if not rows:
             return []
-        place: dict[UUID, int] = {}
+        places: dict[UUID, int] = {}
         for row in rows:
-            place[row.message_id] = min(row.stream_seq, place.get(row.message_id, row.stream_seq))
+            places[row.id] = min(row.stream_seq, places.get(row.id, row.stream_seq))
         numbered = [(row.consumer_seq, row.stream_seq) for row in rows if row.consumer_seq is not None]
         async with self._pool.connection() as conn, conn.transaction():
             mark = await _move(conn, rows[0].subscription, rows[0].stream, lambda mark: mark.received(numbered))
-            more = {"mark": mark.stream_seq, "order_seq": array.of_plain(place.values())}
-            return await insert(conn, "inbox/insert_ordered", rows, **more)
+            return await insert(conn, "inbox/insert_ordered", rows, places, mark=mark.stream_seq)
 
     async def _forget_order(self, subscription: str) -> None:
         """Do nothing: this subscription is ordered."""

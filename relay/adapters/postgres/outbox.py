@@ -18,6 +18,7 @@ from relay.adapters.postgres.failures import migrated
 from relay.adapters.postgres.low_water import NO_LANE, NONE, SEARCH_LIMITS, LowWaterMarks, SearchLimits
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
+from relay.domain.errors import NotPublishable
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
@@ -199,8 +200,13 @@ class PostgresOutboxAdapter:
     @asynccontextmanager
     async def find_one(self, event_id: UUID) -> AsyncIterator[_OutboxClaim]:
         async with _claim(self._pool, {}) as claim:
-            with migrated():
-                await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
+            try:
+                with migrated():
+                    await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
+            except psycopg.errors.QueryCanceled as error:
+                raise NotPublishable(
+                    f"a worker publishes events of the lane of {event_id}", hint="try again in a moment"
+                ) from error
             claim.begun = time.monotonic()
             which = {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
             claim.rows = [OutboxRow._make(row) for row in await query(claim.conn, "outbox/claim_event", **which)]

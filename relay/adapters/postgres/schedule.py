@@ -130,17 +130,22 @@ class PostgresSchedule:
         return await self._do("schedule/renew_run", **_key(run), token=run.token, lease=self.lease) > 0
 
     async def settle(
-        self, run: ClaimedRun, state: RunState, error: str | None = None, delay: timedelta = timedelta()
+        self,
+        run: ClaimedRun,
+        state: RunState,
+        error: str | None = None,
+        delay: timedelta = timedelta(),
+        *,
+        counts: bool = True,
     ) -> None:
         """Record how an attempt ended. Does nothing if the claim was lost."""
         error = None if error is None else clean(error)
-        await self._do(
-            "schedule/settle_run", **_key(run), token=run.token, state=state.value, error=error, delay=delay
-        )
+        ended = {"state": state.value, "error": error, "delay": delay, "uncounted": int(not counts)}
+        await self._do("schedule/settle_run", **_key(run), token=run.token, **ended)
 
     async def prune(self, rows: int = 5_000) -> None:
-        """Delete what is older than 30 days: processed events, runs, removed jobs. ``rows``: so many at a time."""
-        for name in ("inbox/prune_processed", "schedule/prune_runs"):
+        """Delete what is older than 30 days: processed events, runs, alerts, removed jobs. ``rows``: at a time."""
+        for name in ("inbox/prune_processed", "schedule/prune_runs", "alerts/prune"):
             while await self._do(name, keep=KEEP, limit=rows) == rows:
                 pass
         await self._do("schedule/prune_jobs", keep=KEEP)

@@ -146,9 +146,12 @@ class PostgresTasks:
         values = {"delay": verdict.delay, "uncounted": int(not verdict.counts)}
         return await self._settle("tasks/record_error", claim, error=clean(verdict.error), **values)
 
-    async def fail(self, claim: ClaimedTask, error: str) -> bool:
-        """End the task as failed. False when the claim was lost."""
-        return await self._settle("tasks/fail", claim, error=clean(error))
+    async def fail(self, claim: ClaimedTask, error: str, correction: str | None = None) -> bool:
+        """End the task as failed. False when the claim was lost. ``correction``: why that has failed too."""
+        if correction is None:
+            return await self._settle("tasks/fail", claim, error=clean(error))
+        name = "tasks/fail_uncorrected+fail"
+        return await self._settle(name, claim, error=clean(error), correction=clean(correction))
 
     async def next_of_key(self, key: str) -> Sequence[TaskRef]:
         """Make the first waiting task of a key due now and return it; none or one.
@@ -168,6 +171,11 @@ class PostgresTasks:
 def claim_command(id: UUID, lease: timedelta) -> Command:
     """Return the statement that claims a task of a type without limits. Its row is that of a `ClaimedTask`."""
     return "tasks/claim", {"id": id, "token": uuid4(), "lease": lease}
+
+
+def fail_command(claim: ClaimedTask, error: str) -> Command:
+    """Return the statement that ends a task as failed in a function's transaction; see `PostgresTasks.fail`."""
+    return "tasks/fail_once+fail", {"id": claim.id, "token": claim.token, "error": clean(error)}
 
 
 def prefetch_command(id: UUID, others: Sequence[UUID], lease: timedelta) -> Command:

@@ -108,6 +108,11 @@ class Wakeup:
         """Whether a delivered task should have begun by now. Raises DatabaseUnreachable."""
         return bool(await self._asked.ask(("tasks/delivered_queues", {"grace": GRACE})))
 
+    async def alerts_waiting(self) -> bool:
+        """Whether any alert must be sent. Raises DatabaseUnreachable."""
+        [row] = await self._asked.ask(("alerts/waiting", {})) or [{"waiting": True}]
+        return bool(row["waiting"])
+
     async def unfinished(self, subscriptions: Sequence[str]) -> Sequence[str]:
         """Those of the subscriptions that have unfinished messages; all of them if that is not known.
 

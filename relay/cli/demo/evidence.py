@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from rich.console import Console
 from sqlalchemy import DateTime, Engine, Executable, Integer, Uuid, column, create_engine, func, select, table
@@ -130,21 +132,22 @@ class Vibes(Played):
         inbox = rows(self._consumer, select(inbox_messages))
         done = select(sample.calls.c.message_id).where(sample.calls.c.status == sample.OK)
         async with jetstream(self.settings) as js:
-            stream = await _message_ids(js, self.settings.contexts[PRODUCER].event_streams[0].name)
-            dlq = await _message_ids(js, self.settings.contexts[CONSUMER].dlq.name)
+            events = await _messages(js, self.settings.contexts[PRODUCER].event_streams[0].name)
+            letters = await _messages(js, self.settings.contexts[CONSUMER].dlq.name)
         return Books(
             committed=self._production.committed,
             rolled_back=self._production.rolled_back,
             business=[row.event_id for row in rows(self.producer, select(Vibe.event_id))],
             outbox={row.id for row in outbox},
             published={row.id for row in outbox if row.published_at},
-            stream=stream,
+            stream=[UUID((event.headers or {})[MSG_ID]) for event in events],
             received={row.message_id for row in inbox},
             handled={row.message_id for row in inbox if row.processed_at},
             dead_lettered={row.message_id for row in inbox if row.dead_lettered_at},
             done=[row.message_id for row in rows(self._consumer, done)],
             effects=[row.message_id for row in rows(self._consumer, select(sample.effects.c.message_id))],
-            dlq=dlq,
+            # A dead letter has an id of its own, and names its message.
+            dlq=[UUID(json.loads(letter.data)["message_id"]) for letter in letters],
             unacknowledged=await self.unacknowledged(),
         )
 
@@ -182,9 +185,8 @@ def _seconds(begin: Mapping[UUID, datetime], ends: Sequence[tuple[UUID, datetime
     return sorted((end - begin[id]).total_seconds() for id, end in ends if end and id in begin)
 
 
-async def _message_ids(js: JetStreamContext, stream: str) -> list[UUID]:
-    """Return the message id of every message of a stream, in order."""
+async def _messages(js: JetStreamContext, stream: str) -> list[Msg]:
+    """Return every message of a stream, in order."""
     total = (await js.stream_info(stream)).state.messages
     subscription = await js.subscribe("", stream=stream, ordered_consumer=True)
-    messages = [await subscription.next_msg(timeout=5) for _ in range(total)]
-    return [UUID((message.headers or {})[MSG_ID]) for message in messages]
+    return [await subscription.next_msg(timeout=5) for _ in range(total)]

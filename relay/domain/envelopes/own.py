@@ -29,7 +29,7 @@ def guarded(envelope: Envelope, name: str) -> Envelope:
             return _checked_body(body), _checked_headers(headers)
         except InvalidEvent:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise InvalidEvent(_failed(name, error), field="envelope", hint="mend its encoder") from error
 
     def parse(headers: Mapping[str, str], body: bytes) -> Any:
@@ -46,7 +46,7 @@ def _reading(name: str, read: Callable[[], Result]) -> Result:
         return read()
     except (MalformedMessage, InvalidSubject, KeyError):
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         # The text of the error may show the payload, so tell only its type.
         raise MalformedMessage(_failed(name, error), field="envelope") from None
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from relay.bus import Some
 from relay.bus.http import as_response, error_body, json_response
 from relay.domain.errors import RelayError, of_context
-from relay.domain.findings import Diagnosis, Severity
+from relay.domain.findings import Diagnosis, ProcessKind, Severity
 from relay.domain.identity import check_id
 from relay.ops.api.access import Reading
 from relay.ops.api.common import PROBLEMS, Asked, Ops
@@ -107,7 +107,8 @@ async def alive() -> Response:
 @probes.get("/readyz", response_model=dict[str, Any], responses={503: {"description": "no database answers"}})
 async def ready(ops: Asked) -> Response:
     """Name each server with the time it took, and the codes of its errors. 503 if no database answers."""
-    found = await ops.recent.ask(ops, Diagnose())
+    # As a process asks: a backlog that stands still is no reason to take the console away.
+    found = await ops.recent.ask(ops, Diagnose(process=ProcessKind.WORKER))
     databases = [it.healthy for it in found.examined if it.server.startswith("postgresql")]
     answers = any(databases) or not databases
     return json_response({"ready": answers, "servers": servers(found)}, 200 if answers else 503)

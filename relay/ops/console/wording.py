@@ -23,8 +23,9 @@ _BYTES: Final = 1024
 _LONG: Final = 20
 #: What the classes of dead letters mean, and what helps.
 CLASSES: Final = {
-    "poison": "Nobody could read the message. Have its producer send a valid one, then resolve this one.",
-    "deterministic": "The handler said that this will never work. Mend the handler or the data, then requeue.",
+    "unconfirmed": "A letter says so, but no message died. Find out who sent it, then discard this one.",
+    "poison": "It is bad: the handler answered 422, or nobody can read it. Mend that, then requeue or resolve.",
+    "deterministic": "A business rule refuses it. Mend the handler or the data, then requeue.",
     "exhausted": "Every attempt failed. When what was down is back, requeue.",
 }
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from relay.adapters.members import process_runs, this_place
 from relay.adapters.redis_inspection import QueueState
 from relay.domain.findings import Finding, error, unknown, warning
+from relay.domain.members import State
 from relay.ops.doctor.databases import skewed
 
 _SERVER: Final = "redis"
 _FULL: Final = 0.9
+_KINDS: Final = {"worker", "fleet"}
 
 
 def writable(state: QueueState) -> Iterator[Finding]:
@@ -27,7 +30,31 @@ def clock(state: QueueState) -> Iterator[Finding]:
         yield finding
 
 
-CHECKS: Final = (writable, clock)
+def keys(state: QueueState) -> Iterator[Finding]:
+    """Our keys hold our values."""
+    for key in state.wrong:
+        text = f"the key {key} holds another type of value than ours: what needs it stands still"
+        yield error("QUEUE_KEY_TYPE", _SERVER, text, f"find out who writes there, and DEL {key}")
+    for key in state.stuck:
+        text = f"{key} never expires, so no job holds it: its duty is not done"
+        yield error("GATE_STUCK", _SERVER, text, f"a scheduler mends this within seconds; else: DEL {key}")
+
+
+def members(state: QueueState) -> Iterator[Finding]:
+    """Every process of the fleets still says that it is there."""
+    for seen in state.members:
+        if seen.state is State.LOST and seen.member.kind in _KINDS:
+            here = seen.member.place == this_place() != ""
+            alive = here and process_runs(seen.member.pid)
+            if here and not alive:
+                continue  # it was killed, and its work is taken over
+            why = "its event loop hangs" if alive else "it was killed, hangs, or is cut off"
+            who = f"{seen.member.kind} {seen.member.host}:{seen.member.pid}"
+            text = f"{who} has been silent for {seen.silent_seconds:.0f} s: {why}"
+            yield (error if alive else warning)("MEMBER_SILENT", _SERVER, text, "end it: it is started again")
+
+
+CHECKS: Final = (writable, clock, keys, members)
 
 # --- a closer look ---
 

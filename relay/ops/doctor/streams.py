@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from relay.adapters.jetstream.inspection import BrokerState, StreamState
+from relay.adapters.jetstream.inspection import BrokerState, OtherConsumer, StreamState
 from relay.adapters.jetstream.topology import Difference
 from relay.domain.findings import Finding, error, unknown, warning
-from relay.domain.topology import covers, subjects_overlap
+from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
 #: The first safe version. In older ones recovery after a crash may drop acknowledged messages.
@@ -24,6 +24,8 @@ _TOLD: Final = frozenset({"storage", "persist_mode", "discard"})
 _USUAL_PAYLOAD: Final = 1024**2
 #: From this part of a limit on, a stream is called full. Then it refuses events, and they wait in the outbox.
 _FULL: Final = 0.9
+#: A consumer of others that was not read for so long, in seconds, and for which messages wait.
+_ABANDONED_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,21 @@ def presence(broker: Broker) -> Iterator[Finding]:
             yield error("CONSUMER_PAUSED", f"consumer {name}", "is paused and delivers nothing", "resume it")
 
 
+def subjects(broker: Broker) -> Iterator[Finding]:
+    """A stream takes the subjects that relay.toml says. Events of others are refused."""
+    for context in broker.contexts.values():
+        for settings in (*context.event_streams, context.dlq):
+            stream = broker.state.streams.get(settings.name)
+            lacking = [] if stream is None else [it for it in settings.subjects if not _taken(it, stream.subjects)]
+            if lacking:
+                text = f"it does not take {', '.join(lacking)}: its subjects were changed"
+                yield error("SUBJECTS_MISSING", f"stream {settings.name}", text, _ENSURE)
+
+
+def _taken(subject: str, by: Iterable[str]) -> bool:
+    return any(covers(it, subject) for it in by)
+
+
 def keeping(broker: Broker) -> Iterator[Finding]:
     """A stream keeps what it has acknowledged."""
     for stream in broker.streams:
@@ -116,15 +133,38 @@ def answers(broker: Broker) -> Iterator[Finding]:
 
 
 def space(broker: Broker) -> Iterator[Finding]:
-    """A stream has room for more."""
+    """A stream takes messages, and has room for more."""
     for stream in broker.streams:
-        if stream.full >= _FULL:
-            subject = f"stream {stream.name}"
+        subject = f"stream {stream.name}"
+        if stream.sealed:
+            text = f"{subject} is sealed: it takes no message any more"
+            yield error("STREAM_REFUSES", subject, text, "it cannot be unsealed: let relay.toml name a new stream")
+        elif stream.refuses:
+            text = f"{subject} is full: it refuses messages, and they wait"
+            yield error("STREAM_REFUSES", subject, text, "raise its limits or shorten max_age")
+        elif stream.full >= _FULL:
             text = f"{subject} is {stream.full:.0%} full, then events wait"
             yield warning("STREAM_FULL", subject, text, "raise its limits or shorten max_age")
+    if broker.state.used >= _FULL:
+        text = f"{broker.state.used:.0%} of the storage of the account is used up"
+        yield (error if broker.state.used >= 1 else warning)("STORAGE_FULL", _SERVER, text, "raise its limit")
 
 
-CHECKS: Final = (version, disk, presence, keeping, answers, space)
+def coverage(broker: Broker) -> Iterator[Finding]:
+    """A subscription reads subjects that its stream has."""
+    for sub in broker.subscriptions:
+        stream = broker.state.streams.get(sub.stream)
+        if stream is None or _taken(sub.filter_subject, stream.subjects):
+            continue
+        some = any(subjects_overlap(subject, sub.filter_subject) for subject in stream.subjects)
+        what = "takes only a part of" if some else "takes nothing of"
+        yield (warning if some else error)(
+            "FILTER_OUTSIDE",
+            _subscription(sub),
+            f"{sub.stream} {what} {sub.filter_subject}: its subjects are {', '.join(stream.subjects) or 'none'}",
+            "correct filter_subject, or the subjects of the stream",
+        )
+
 
 # --- a closer look ---
 
@@ -167,20 +207,32 @@ def duplicate_window(broker: Broker) -> Iterator[Finding]:
                 )
 
 
-def coverage(broker: Broker) -> Iterator[Finding]:
-    """A subscription reads subjects that its stream has."""
-    for sub in broker.subscriptions:
-        stream = broker.state.streams.get(sub.stream)
-        if stream is None or any(covers(subject, sub.filter_subject) for subject in stream.subjects):
-            continue
-        some = any(subjects_overlap(subject, sub.filter_subject) for subject in stream.subjects)
-        what = "takes only a part of" if some else "takes nothing of"
-        yield (warning if some else error)(
-            "FILTER_OUTSIDE",
-            _subscription(sub),
-            f"{sub.stream} {what} {sub.filter_subject}: its subjects are {', '.join(stream.subjects) or 'none'}",
-            "correct filter_subject, or the subjects of the stream",
-        )
+def left_behind(broker: Broker) -> Iterator[Finding]:
+    """No consumer was left behind by a rename of a context, subscription or durable."""
+    if broker.state.unlisted:
+        text = "the consumers of its streams cannot be listed: one that a rename left behind is not seen"
+        yield unknown("CONSUMERS_UNKNOWN", _SERVER, text, "grant it: publish $JS.API.CONSUMER.LIST.*")
+    for it in broker.state.others:
+        ours = _durable(it).startswith(tuple(f"{name}__" for name in broker.contexts))
+        if ours or (it.waiting and it.idle_seconds > _ABANDONED_S):
+            text = f"nobody reads it, and relay.toml does not name it; {it.waiting} messages wait for it"
+            subject, remedy = f"consumer {it.stream}/{it.durable}", "if a rename left it behind: nats consumer rm"
+            yield warning("CONSUMER_LEFT", subject, text, remedy)
+
+
+def _durable(consumer: OtherConsumer) -> str:
+    """The durable of a subscription, also if this consumer reads the advisories about it."""
+    if consumer.stream != RELAY_ADVISORIES.name:
+        return consumer.durable
+    return consumer.durable.removeprefix("relay__").partition("__")[2]
+
+
+def denials(broker: Broker) -> Iterator[Finding]:
+    """An operator may delete what must not be in a stream."""
+    for stream in broker.streams:
+        if stream.denies:
+            text = f"{', '.join(stream.denies)} is set: no message can be removed before its time"
+            yield warning("STREAM_DENIES", f"stream {stream.name}", text, _ANEW)
 
 
 def acknowledgement(broker: Broker) -> Iterator[Finding]:
@@ -225,7 +277,8 @@ def retention(broker: Broker) -> Iterator[Finding]:
         )
 
 
-CLOSE_CHECKS: Final = (differences, duplicate_window, coverage, acknowledgement, payload, retention)
+CHECKS: Final = (version, disk, presence, subjects, coverage, keeping, answers, space)
+CLOSE_CHECKS: Final = (differences, left_behind, denials, duplicate_window, acknowledgement, payload, retention)
 
 
 def _subscription(sub: SubscriptionSettings) -> str:

@@ -121,12 +121,16 @@ def _grown(wanted: LifeSearch, found: Gathered) -> LifeSearch:
     keys = {row[key] for kind, row in rows if (key := _KEYS[kind])}
     correlations = {row["correlation_id"] for _, row in rows if row["correlation_id"]}
     causes = {row["causation_id"] for _, row in rows if row.get("causation_id")}
+    sources = {row["source_id"] for _, row in rows if row.get("source_id")}
     # Handlers of a message without a correlation begin a chain of their own.
     begun = {row[key] for kind, row in rows if (key := _KEYS[kind]) and row["correlation_id"] is None}
     numbers = {str(row["id"]) for kind, row in rows if kind == "incidents"}
     texts = {text for _, row in rows for text in (row.get("originals") or {}).values()}
     return wanted.and_(
-        ids=keys | causes, correlations=correlations, causes=begun, texts={*map(str, keys), *numbers, *texts}
+        ids=keys | causes | sources,
+        correlations=correlations,
+        causes=begun,
+        texts={*map(str, keys), *numbers, *texts},
     )
 
 
@@ -193,7 +197,9 @@ def _wants(wanted: LifeSearch, row: Mapping[str, Any]) -> bool:
 def _read(row: Mapping[str, Any]) -> Row:
     """An archived row as `life` reads it from a table: ids and times instead of texts, and its ``traceparent``."""
     ids = {
-        name: UUID(row[name]) for name in ("id", "message_id", "correlation_id", "causation_id") if row.get(name)
+        name: UUID(row[name])
+        for name in ("id", "message_id", "source_id", "correlation_id", "causation_id")
+        if row.get(name)
     }
     times = {name: datetime.fromisoformat(it) for name, it in row.items() if name.endswith("_at") and it}
     return {**row, **ids, **times, "traceparent": _carried(row)}

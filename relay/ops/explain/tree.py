@@ -19,12 +19,16 @@ _ABOUT: Final = {"outbox": StepKind.EVENT, "tasks": StepKind.TASK, "dlq": StepKi
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A step that is being put into the tree. ``key``: the id that others name as their cause."""
+    """A step that is being put into the tree. ``key``: the id that others name as their cause.
+
+    ``row``: the key of a message's row, by which its dead letters name it.
+    """
 
     step: Step
     key: UUID | int
     cause: UUID | None = None
     correlation: UUID | None = None
+    row: UUID | None = None
     below: list[_Node] = field(default_factory=list)
 
     def built(self) -> Step:
@@ -51,7 +55,8 @@ class _Forest:
         self._publications = {id(node): _publication(node) for node in self.events}
         self._by_key: dict[tuple[StepKind, UUID | int], list[_Node]] = {}
         for node in (*self.events, *self.messages, *self.tasks, *self.incidents):
-            self._by_key.setdefault((node.step.kind, node.key), []).append(node)
+            for key in {node.key, node.row or node.key}:
+                self._by_key.setdefault((node.step.kind, key), []).append(node)
 
     def roots(self) -> Iterator[_Node]:
         """Put every node under the one that caused it, and yield those without."""
@@ -70,7 +75,7 @@ class _Forest:
     def _above(self, node: _Node) -> _Node | None:
         match node.step.kind:
             case StepKind.MESSAGE:
-                event = self._find(StepKind.EVENT, node.key, node)
+                event = self._published(node) or self._find(StepKind.EVENT, node.key, node)
                 return None if event is None else self._publications[id(event)] or event
             case StepKind.INCIDENT:
                 return self._find(StepKind.MESSAGE, node.cause, node, only_here=True)
@@ -79,6 +84,15 @@ class _Forest:
             case StepKind.RUN:
                 return None
         return self._cause(node)
+
+    def _published(self, message: _Node) -> _Node | None:
+        """The event at the place of a message: producers may give the same id to different events."""
+        about = message.step.details
+        found = self._by_key.get((StepKind.EVENT, message.key), ())
+        place = about["stream"], about["sequence"]
+        return next(
+            (it for it in found if (it.step.details["stream"], it.step.details["sequence"]) == place), None
+        )
 
     def _cause(self, node: _Node) -> _Node | None:
         """What caused an event or a task: a message, a task, an event that its own service handled, a run."""
@@ -187,7 +201,8 @@ def _message(context: str, row: Row) -> _Node:
         },
         archived=row["archived"],
     )
-    return _Node(step, row["message_id"], row["causation_id"], row["correlation_id"])
+    key = row.get("source_id") or row["message_id"]
+    return _Node(step, key, row["causation_id"], row["correlation_id"], row["message_id"])
 
 
 def _incident(context: str, row: Row) -> _Node:

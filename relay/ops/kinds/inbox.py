@@ -29,6 +29,13 @@ MESSAGES: Final = Kind(
     order="cursor",
     cursor=CURSOR,
     filters=(
+        Filter(
+            name="message_id",
+            label="Message",
+            meaning="Only this message id, of any subscription",
+            form="id",
+            option="message",
+        ),
         SUBSCRIPTION,
         Filter(
             name="subject",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
 from relay.domain.errors import MalformedMessage
+from relay.domain.identity import view_id
 from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
-from relay.ports import ClaimedMessage, InboxRepository, InboxRow
+from relay.ports import ClaimedMessage, InboxRepository, InboxRow, Inserted
 
 # Long times, so that none of them ends by itself in a slow test.
 _LEASE: Final = timedelta(hours=1)
@@ -90,6 +91,34 @@ class InboxContract:
         assert sorted(it.message_id for it in answers) == sorted([row.message_id, other.message_id])
         assert (await _claimed(bench, row)).row.stream_seq == 3
 
+    async def test_an_id_that_another_subscription_has_seen_is_new_to_this_one(self, bench: InboxBench) -> None:
+        first = _row(1)
+        other = first._replace(subscription="another", stream="OTHER", stream_seq=7)
+        third = first._replace(subscription="third")
+        # Whoever may publish to one stream may try to have the keys of others.
+        taken = _row(2, message_id=view_id("third", first.message_id))
+        await bench.inbox.insert([first, taken])
+        answers = [(await bench.inbox.insert([row]))[0] for row in (other, third, other, third, first)]
+        assert [(it.id, it.new) for it in answers] == [
+            (first.id, new) for new in (True, True, False, False, False)
+        ]
+        assert answers[0].message_id == view_id("another", first.message_id)
+        keys = [answers[n].message_id for n in (4, 0, 1)]
+        assert len({*keys, taken.message_id}) == 4
+        for row, key in zip((first, other, third), keys, strict=True):
+            claim = await bench.inbox.claim(key, _LEASE)
+            assert claim is not None
+            assert (claim.row.id, claim.row.subscription) == (row.id, row.subscription)
+            assert (claim.row.stream, claim.row.stream_seq) == (row.stream, row.stream_seq)
+            assert claim.row.shown["message_id"] in (row.id, str(row.id))
+
+    async def test_a_row_apart_is_recognised_by_its_id(self, bench: InboxBench) -> None:
+        row = _row(1)
+        [first] = await bench.inbox.insert([row.apart()])
+        again = [*await bench.inbox.insert([row]), *await bench.inbox.insert([row.apart()])]
+        assert first.message_id == view_id(row.subscription, row.message_id)
+        assert [(it.message_id, it.new) for it in again] == [(first.message_id, False)] * 2
+
     async def test_a_value_that_cannot_be_stored_refuses_the_whole_batch(self, bench: InboxBench) -> None:
         good = _row(1)
         try:
@@ -99,7 +128,7 @@ class InboxContract:
         else:
             raise AssertionError("it was stored")
 
-    async def test_due_counts_what_waits_and_runs_but_not_back_off(self, bench: InboxBench) -> None:
+    async def test_due_counts_what_waits_and_runs_but_not_what_has_failed(self, bench: InboxBench) -> None:
         await bench.inbox.ping()
         waiting, running, failed, done = rows = [_row(seq) for seq in range(1, 5)]
         await bench.inbox.insert([*rows, _row(5, subscription="another")])
@@ -109,7 +138,7 @@ class InboxContract:
         assert [await bench.inbox.due(waiting.subscription, limit) for limit in (1, 10)] == [1, 2]
         assert await bench.inbox.due(waiting.subscription, 10, later=True) == 3
         await bench.elapse(_DELAY + _LITTLE)
-        assert await bench.inbox.due(waiting.subscription, 10) == 3
+        assert await bench.inbox.due(waiting.subscription, 10) == 2
 
     # --- settle ---
 
@@ -238,6 +267,50 @@ class InboxContract:
         await bench.elapse(_LONG)
         assert await bench.inbox.overdue(old.subscription, 1) == [old.message_id]
 
+    async def test_overdue_takes_what_has_failed_apart_from_the_others(self, bench: InboxBench) -> None:
+        failed, new = rows = [_row(1), _row(2)]
+        await bench.inbox.insert(rows)
+        await bench.inbox.record_error(await _claimed(bench, failed), Retry(_LITTLE, "boom"))
+        await bench.elapse(_LONG)
+        assert await bench.inbox.overdue(new.subscription, 1, failed=False) == [new.message_id]
+        assert await bench.inbox.overdue(new.subscription, 1, failed=True) == [failed.message_id]
+
+    # --- window ---
+
+    async def test_the_oldest_of_those_that_have_failed_are_let_go_once(self, bench: InboxBench) -> None:
+        rows = []
+        for seq in range(1, 5):
+            await bench.inbox.insert([row := _row(seq)])
+            rows.append(row)
+            await bench.elapse(_LITTLE)
+        *failed, new = rows
+        for row in failed:
+            await bench.inbox.record_error(await _claimed(bench, row), Retry(_DELAY, "boom"))
+        assert await bench.inbox.let_go(new.subscription, 3, 10) == []
+        assert await bench.inbox.let_go("another", 0, 10) == []
+        assert await bench.inbox.let_go(new.subscription, 1, 1) == [failed[1].ack_subject]
+        assert await bench.inbox.let_go(new.subscription, 1, 10) == [failed[0].ack_subject]
+        assert await bench.inbox.let_go(new.subscription, 1, 10) == []
+        pages = [page async for page in bench.inbox.waiting(new.subscription, 10)]
+        assert sorted(pages[0]) == sorted(it.ack_subject for it in (failed[2], new))
+        await bench.elapse(_LONG)
+        found = await bench.inbox.finished(new.subscription, new.stream, 0, 9)
+        assert [it.stream_seq for it in found] == [1, 2]
+        again = await bench.inbox.insert(rows)
+        assert [(it.new, it.done) for it in sorted(again, key=lambda it: rows.index(_of(rows, it)))] == [
+            *((False, True), (False, True), (False, False), (False, False))
+        ]
+
+    async def test_calls_that_hang_are_let_go_if_asked(self, bench: InboxBench) -> None:
+        hanging, quick, _ = rows = [_row(seq) for seq in range(1, 4)]
+        await bench.inbox.insert([hanging])
+        await bench.inbox.claim(hanging.message_id, 2 * _LONG)
+        await bench.elapse(_LONG)
+        await bench.inbox.insert(rows[1:])
+        await bench.inbox.claim(quick.message_id, 2 * _LONG)
+        assert await bench.inbox.let_go(quick.subscription, 0, 10) == []
+        assert await bench.inbox.let_go(quick.subscription, 0, 10, _DELAY) == [hanging.ack_subject]
+
     async def test_waiting_pages_through_the_unfinished_messages(self, bench: InboxBench) -> None:
         rows = [_row(seq) for seq in range(1, 8)]
         await bench.inbox.insert([*rows, _row(9, subscription="another")])
@@ -270,6 +343,10 @@ class InboxContract:
         ]
         assert [it.stream_seq for it in await bench.inbox.finished(*place, 2, 4)] == [4]
         assert [it.stream_seq for it in await bench.inbox.finished(*place, 0, 3, on_receipt=True)] == [2, 3]
+
+
+def _of(rows: Sequence[InboxRow], inserted: Inserted) -> InboxRow:
+    return next(row for row in rows if row.message_id == inserted.message_id)
 
 
 def _row(seq: int, **values: Any) -> InboxRow:

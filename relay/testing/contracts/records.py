@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
-from relay.domain.incidents import Letter
-from relay.domain.policies import DeadLetterClass
+from relay.domain.incidents import RecordedIncident
+from relay.domain.letters import Letter
+from relay.domain.policies import DeadLetter, DeadLetterClass
 from relay.domain.schedule import CLAIM, ClaimedRun, RunState, WaitingRun
-from relay.ports import IncidentRecords, Runs
+from relay.ports import DeadPlace, InboxRepository, InboxRow, IncidentRecords, Runs
 
 _HOUR: Final = timedelta(hours=1)
 _NOON: Final = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class IncidentsBench(Protocol):
-    """Records without an incident."""
+    """Records without an incident, and an inbox."""
 
     @property
     def incidents(self) -> IncidentRecords:
         """The adapter."""
 
-    async def receive(self, body: bytes) -> UUID:
-        """Put a message into the inbox of the context; returns its id."""
+    @property
+    def inbox(self) -> InboxRepository:
+        """The inbox of the context."""
+
+    async def requeue(self, message_id: UUID) -> None:
+        """Requeue a dead message, as an operator does."""
 
     async def original_of(self, id: int) -> bytes | None:
         """Return the body that is kept with an incident."""
@@ -34,28 +39,78 @@ class IncidentsBench(Protocol):
 class IncidentsContract:
     """Needs the fixture ``bench``: an `IncidentsBench`."""
 
-    async def test_a_letter_is_recorded_once_for_each_death(self, bench: IncidentsBench) -> None:
-        letter = _letter(uuid4())
-        again = replace(letter, occurrence=2, reason="again")
-        [first] = await bench.incidents.record([letter, letter])
-        [second] = await bench.incidents.record([letter, again])
-        assert await bench.incidents.record([again, letter]) == []
+    async def test_a_death_is_recorded_once_and_the_next_one_again(self, bench: IncidentsBench) -> None:
+        row = await _dead(bench)
+        letter = _letter(row)
+        [first] = await bench.incidents.record_letters([letter, letter])
+        assert await bench.incidents.record_rows([row.message_id]) == []
+        await bench.requeue(row.message_id)
+        assert (
+            await bench.incidents.record_letters([letter])
+            == await bench.incidents.record_rows([row.message_id])
+            == []
+        )
+        await _die(bench, row, "again")
+        [second] = await bench.incidents.record_rows([row.message_id])
+        assert await bench.incidents.record_letters([letter, replace(letter, occurrence=2, letter_seq=2)]) == []
         assert first.id != second.id
-        assert (first.message_id, first.reason, second.reason) == (letter.message_id, "no such vibe", "again")
-        assert (first.kind, first.attempts, first.event_type) == ("deterministic", 3, "vibe_created")
+        assert (first.message_id, first.reason, second.reason) == (row.message_id, "no such vibe", "again")
+        assert (first.kind, first.attempts, first.event_type) == ("deterministic", 1, "vibe_created")
+        assert await bench.original_of(first.id) == b"of the inbox"
 
     async def test_an_incident_is_told_by_the_texts_of_ids_that_are_no_uuids(self, bench: IncidentsBench) -> None:
         texts = {"id": "evt_1", "correlation_id": "req_1"}
-        letter = replace(_letter(uuid4()), correlation_id=uuid4(), causation_id=uuid4(), originals=texts)
-        [found] = await bench.incidents.record([letter])
+        row = await _dead(bench, correlation_id=uuid4(), causation_id=uuid4(), originals=texts)
+        [found] = await bench.incidents.record_letters([_letter(row)])
         assert (found.message_id, found.correlation_id) == ("evt_1", "req_1")
-        assert found.causation_id == letter.causation_id
+        assert found.causation_id == row.causation_id
 
-    async def test_an_original_that_did_not_fit_comes_from_the_inbox(self, bench: IncidentsBench) -> None:
-        id = await bench.receive(b"of the inbox")
-        letters = [_letter(id), replace(_letter(id), occurrence=2, original=b"own"), _letter(uuid4())]
-        recorded = await bench.incidents.record(letters)
-        assert [await bench.original_of(it.id) for it in recorded] == [b"of the inbox", b"own", None]
+    async def test_what_a_letter_says_changes_nothing_in_the_incident_of_its_row(
+        self, bench: IncidentsBench
+    ) -> None:
+        row = await _dead(bench)
+        forged = replace(_letter(row), reason="forged", attempts=9, original=b"forged", headers={"forged": "1"})
+        [found] = await bench.incidents.record_letters([forged])
+        assert (found.reason, found.attempts, await bench.original_of(found.id)) == (
+            "no such vibe",
+            1,
+            b"of the inbox",
+        )
+
+    async def test_a_letter_that_no_row_confirms_is_an_incident_of_its_own(self, bench: IncidentsBench) -> None:
+        alive = _row()
+        await bench.inbox.insert([alive])
+        row = await _dead(bench)
+        forged = [
+            _letter(alive),
+            replace(_letter(row), occurrence=2),
+            replace(_letter(row), subscription="another"),
+            replace(_letter(row), subscription=None),
+            _letter(_row()),
+            replace(_letter(row), readable=False),
+        ]
+        forged = [replace(letter, letter_seq=seq) for seq, letter in enumerate(forged, 1)]
+        found = await bench.incidents.record_letters(forged)
+        assert [it.kind for it in found] == ["unconfirmed"] * len(forged)
+        assert await bench.incidents.record_letters(forged) == []
+        await _die(bench, alive)
+        [real, other] = await bench.incidents.record_rows([alive.message_id, row.message_id])
+        assert (real.message_id, other.message_id) == (alive.message_id, row.message_id)
+        assert real.kind == other.kind == "deterministic"
+
+    async def test_a_comparison_finds_the_dead_rows_that_have_no_incident(self, bench: IncidentsBench) -> None:
+        rows = [await _dead(bench) for _ in range(5)]
+        await bench.incidents.record_rows([rows[0].message_id, rows[3].message_id])
+        found: list[RecordedIncident] = []
+        place: DeadPlace | None = None
+        for _ in range(2):
+            compared = await bench.incidents.compare(place, 2)
+            found += compared.recorded
+            place = compared.rest
+        last = await bench.incidents.compare(place, 2)
+        assert {it.message_id for it in [*found, *last.recorded]} == {rows[it].message_id for it in (1, 2, 4)}
+        assert last.rest is None
+        assert await bench.incidents.compare(None, 10) == ([], None)
 
 
 class RunsBench(Protocol):
@@ -123,21 +178,33 @@ class RunsContract:
         assert await bench.runs.claim(_run(5), uuid4(), "bob") is None
 
 
-def _letter(id: UUID) -> Letter:
+def _row(**values: Any) -> InboxRow:
+    given = {"event_type": "vibe_created", "event_version": 1, **values}
+    return InboxRow(uuid4(), "up.event.vibe_created.v1", "from_up", "UP", 1, "reply", b"of the inbox", {}, **given)
+
+
+async def _dead(bench: IncidentsBench, **values: Any) -> InboxRow:
+    """A row that has died."""
+    row = _row(**values)
+    await bench.inbox.insert([row])
+    await _die(bench, row)
+    return row
+
+
+async def _die(bench: IncidentsBench, row: InboxRow, reason: str = "no such vibe") -> None:
+    claim = await bench.inbox.claim(row.message_id, _HOUR)
+    assert claim is not None
+    assert await bench.inbox.reject(claim, DeadLetter(reason, DeadLetterClass.DETERMINISTIC))
+    assert await bench.inbox.mark_dead_lettered(claim)
+
+
+def _letter(row: InboxRow) -> Letter:
     return Letter(
-        message_id=id,
-        occurrence=1,
-        subscription="from_up",
-        subject="up.event.vibe_created.v1",
-        stream="UP",
-        stream_seq=1,
-        event_type="vibe_created",
-        correlation_id=None,
-        causation_id=None,
+        message_id=row.message_id,
+        subscription=row.subscription,
+        subject=row.subject,
         kind=DeadLetterClass.DETERMINISTIC,
         reason="no such vibe",
-        attempts=3,
-        headers={},
         original=None,
         letter_stream="SEA_DLQ",
         letter_seq=1,

@@ -13,9 +13,10 @@ WITH RECURSIVE known AS (
 )
 SELECT known.name AS subscription, count(*) AS count,
        greatest(0, extract(epoch FROM clock_timestamp() - min(received_at)))::float8 AS oldest_age_seconds,
-       count(*) FILTER (WHERE attempts > 3) AS failed_attempts
+       count(*) FILTER (WHERE attempts > 3) AS failed_attempts,
+       count(next_attempt_at) AS failing, count(let_go_at) AS let_go
 FROM known, LATERAL (
-    SELECT received_at, attempts
+    SELECT received_at, attempts, next_attempt_at, let_go_at
     FROM inbox_messages
     WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND subscription = known.name
     ORDER BY enqueued_at
@@ -24,8 +25,8 @@ GROUP BY known.name
 UNION ALL
 SELECT NULL, count(*),
        greatest(0, extract(epoch FROM clock_timestamp() - min(received_at)))::float8,
-       count(*) FILTER (WHERE attempts > 3)
-FROM (SELECT received_at, attempts
+       count(*) FILTER (WHERE attempts > 3), count(next_attempt_at), count(let_go_at)
+FROM (SELECT received_at, attempts, next_attempt_at, let_go_at
       FROM inbox_messages
       WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND subscription IS NULL
       ORDER BY enqueued_at

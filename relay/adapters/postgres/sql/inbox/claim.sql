@@ -2,6 +2,7 @@
 -- num_nonnulls(...) = 0 replaces IS NULL here and wherever a row is found by its id. With IS NULL the planner
 -- might read the whole partial index of unfinished rows, if its statistics say that this index is empty.
 -- The claim does not wait for the disk: a crash that undoes it also disconnects its worker.
+-- While the handler is away, only the probe is claimed, and what needs no call: relay_may_call.
 WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
 UPDATE inbox_messages AS i
 SET claim_token = %(token)s,
@@ -13,7 +14,9 @@ FROM relaxed
 WHERE i.message_id = %(message_id)s
   AND num_nonnulls(i.processed_at, i.dead_lettered_at) = 0
   AND relay_is_free(i.claimed_until, i.next_attempt_at, interval '50 milliseconds')
+  AND (i.dead_letter_reason IS NOT NULL OR EXISTS (SELECT FROM relay_may_call(i.message_id, i.subscription)))
 --+ in_turn
 RETURNING message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals,
-          attempts, requeues, received_at, dead_letter_reason, dead_letter_class
+          event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals, source_id,
+          attempts, requeues, received_at, dead_letter_reason, dead_letter_class,
+          EXISTS (SELECT FROM handler_circuits AS c WHERE c.probe_id = i.message_id) AS probe

@@ -11,6 +11,7 @@ WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', tru
       AND ((SELECT %(alone)s::boolean) OR i.attempts = 0 OR i.message_id = ANY (%(again)s::uuid[]))
       AND num_nonnulls(i.processed_at, i.dead_lettered_at) = 0
       AND relay_is_free(i.claimed_until, i.next_attempt_at, interval '50 milliseconds')
+      AND (i.dead_letter_reason IS NOT NULL OR EXISTS (SELECT FROM relay_may_call(i.message_id, i.subscription)))
 --+ in_turn
     FOR UPDATE SKIP LOCKED),
 taken AS (
@@ -23,6 +24,7 @@ taken AS (
     FROM due, relaxed
     WHERE i.message_id = due.message_id AND NOT due.tried
     RETURNING i.message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,
-              event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals,
-              attempts, requeues, received_at, dead_letter_reason, dead_letter_class)
+              event_type, event_version, occurred_at, partition_key, correlation_id, causation_id, order_key, originals, source_id,
+              attempts, requeues, received_at, dead_letter_reason, dead_letter_class,
+              EXISTS (SELECT FROM handler_circuits AS c WHERE c.probe_id = i.message_id) AS probe)
 SELECT * FROM due LEFT JOIN taken USING (message_id)

@@ -1,6 +1,7 @@
 -- For each subscription: how many messages could be handled now or are being handled, counted up to the limit, and
 -- for how long the oldest of those counted could have been. A row that waits for its next attempt has an
--- enqueued_at in the future; a row that waits for its turn has none. ORDER BY makes the planner use the index.
+-- enqueued_at in the future; a row that waits for its turn has none. While the handler is away, none could be handled.
+-- ORDER BY makes the planner use the index.
 SELECT wanted.subscription, found.count, found.age_seconds
 FROM unnest(%(subscriptions)s::text[]) AS wanted (subscription), LATERAL (
     SELECT count(*) AS count,
@@ -11,5 +12,6 @@ FROM unnest(%(subscriptions)s::text[]) AS wanted (subscription), LATERAL (
             AND dead_lettered_at IS NULL
             AND enqueued_at <= now()
             AND subscription = wanted.subscription
+            AND EXISTS (SELECT FROM relay_may_call(NULL, wanted.subscription))
           ORDER BY enqueued_at
           LIMIT %(limit)s) AS due) AS found

@@ -5,8 +5,11 @@ SELECT message_id,
             WHEN claimed_until >= clock_timestamp() THEN 'running'
             WHEN enqueued_at = 'infinity' THEN 'parked'
             WHEN num_nonnulls(last_error, dead_letter_reason) > 0 THEN 'failing'
-            ELSE 'waiting' END AS status
-FROM inbox_messages
+            ELSE 'waiting' END AS status,
+       (SELECT d.id
+        FROM dead_letters AS d
+        WHERE d.message_id = i.message_id AND d.occurrence = i.requeues + 1 AND i.dead_lettered_at IS NOT NULL) AS incident
+FROM inbox_messages AS i
 WHERE message_id = ANY (%(ids)s::uuid[])
 ORDER BY message_id
 FOR UPDATE

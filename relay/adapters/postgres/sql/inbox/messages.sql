@@ -13,7 +13,8 @@ WITH matching AS NOT MATERIALIZED (
             WHEN num_nonnulls(last_error, dead_letter_reason) > 0 THEN 'failing'
             ELSE 'waiting' END AS status
     FROM inbox_messages
-    WHERE (%(subscription)s::text IS NULL OR subscription = %(subscription)s)
+    WHERE (%(keys)s::uuid[] IS NULL OR message_id = ANY (%(keys)s::uuid[]))
+      AND (%(subscription)s::text IS NULL OR subscription = %(subscription)s)
       AND (%(subject)s::text IS NULL OR coalesce(subject ~ %(subject)s, false))
       AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
       AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)

@@ -23,6 +23,7 @@ due AS (
      WHERE head.dead_lettered_at IS NULL
        AND (head.enqueued_at IS NULL OR head.enqueued_at = 'infinity' OR head.enqueued_at < now() - %(grace)s)
        AND relay_is_free(head.claimed_until, head.next_attempt_at, interval '0')
+       AND (%(failed)s::boolean IS NULL OR (head.next_attempt_at IS NOT NULL) = %(failed)s::boolean)
        AND EXISTS (SELECT FROM relay_may_run(%(subscription)s, keys.order_key, head.stream, head.order_seq))
      LIMIT %(limit)s)
     UNION ALL
@@ -34,6 +35,7 @@ due AS (
        AND subscription = %(subscription)s
        AND order_key IS NULL
        AND relay_is_free(claimed_until, next_attempt_at, interval '0')
+       AND (%(failed)s::boolean IS NULL OR (next_attempt_at IS NOT NULL) = %(failed)s::boolean)
      ORDER BY enqueued_at
      LIMIT %(limit)s))
 UPDATE inbox_messages
@@ -42,5 +44,6 @@ WHERE message_id IN (
     SELECT message_id
     FROM inbox_messages
     WHERE message_id IN (SELECT message_id FROM due)
+      AND EXISTS (SELECT FROM relay_may_call(NULL, %(subscription)s))
     FOR UPDATE SKIP LOCKED)
 RETURNING message_id

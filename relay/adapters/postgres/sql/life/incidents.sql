@@ -9,6 +9,8 @@ WHERE id IN (
     UNION ALL
     SELECT id FROM dead_letters WHERE message_id = ANY (%(ids)s::uuid[])
     UNION ALL
+    SELECT id FROM dead_letters WHERE originals ->> 'id' = ANY (%(texts)s::text[])
+    UNION ALL
     SELECT id FROM dead_letters WHERE correlation_id = ANY (%(correlations)s::uuid[]))
 ORDER BY id
 LIMIT %(limit)s

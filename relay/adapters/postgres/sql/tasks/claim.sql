@@ -20,4 +20,5 @@ WHERE id = %(id)s
 RETURNING claim_token AS token, id, type, payload::text, attempts, correlation_id, causation_id, metadata, concurrency_key,
           originals,
           EXISTS (SELECT FROM processed_events
-                  WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed
+                  WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed,
+          coalesce(available_at, created_at) AS due_at

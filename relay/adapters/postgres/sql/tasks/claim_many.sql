@@ -27,4 +27,5 @@ WHERE task.id = free.id
 RETURNING claim_token AS token, task.id, type, payload::text, attempts, correlation_id, causation_id, metadata,
           concurrency_key, originals,
           EXISTS (SELECT FROM processed_events
-                  WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed
+                  WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed,
+          coalesce(available_at, created_at) AS due_at

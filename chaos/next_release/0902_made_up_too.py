@@ -6,8 +6,8 @@ from alembic import op
 
 from relay.adapters.postgres.migrations.steps import PIN_SCHEMA
 
-revision = "0102_made_up_too"
-down_revision = "0101_made_up"
+revision = "0902_made_up_too"
+down_revision = "0901_made_up"
 branch_labels = None
 depends_on = None
 

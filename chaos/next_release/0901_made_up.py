@@ -5,9 +5,10 @@ from __future__ import annotations
 from alembic import op
 
 from relay.adapters.postgres.migrations.steps import do_beforehand
+from relay.adapters.postgres.revisions import newest
 
-revision = "0101_made_up"
-down_revision = "0100_baseline"
+revision = "0901_made_up"
+down_revision = newest()
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,12 @@
+-- Events that a stream of the context holds and its outbox does not know: the database was set back to an older state.
+-- A row stays until the outbox knows the event again. reported_at: an operator has told the consumers.
+CREATE TABLE orphaned_events (
+  event_id UUID PRIMARY KEY,
+  stream TEXT NOT NULL,
+  stream_seq BIGINT NOT NULL,
+  stored_at TIMESTAMPTZ NOT NULL,
+  found_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+  reported_at TIMESTAMPTZ
+);
+
+CREATE INDEX idx_orphans_open ON orphaned_events (stream, stream_seq) WHERE reported_at IS NULL;

@@ -1,0 +1,111 @@
+"""Standstills: parts of a backlog in which something is due and nothing moves, whatever the cause.
+
+Movement is measured, not inferred from what may go wrong. So a cause that nobody has thought of is found too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+
+class BacklogKind(StrEnum):
+    """What waits.
+
+    ``events``: to be published. ``stream``: messages in a stream, to be received. ``messages``: to be handled.
+    ``letters``: dead letters in the DLQ stream, to be recorded. ``tasks``: to be run. ``runs``: of cron jobs.
+    """
+
+    EVENTS = "events"
+    STREAM = "stream"
+    MESSAGES = "messages"
+    LETTERS = "letters"
+    TASKS = "tasks"
+    RUNS = "runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """How a part of a context's backlog moves, by the clock of the server that holds it.
+
+    ``part``: a subscription, a queue, a cron job or a lane; "" for all of the kind. ``due``: how many items are
+    due and nobody works on them, counted up to a limit. The first of them, ``head``, has been due for
+    ``due_seconds``. ``moved_seconds``: since an item was last finished, claimed or tried; None if none was lately.
+    ``overtaken``: items that became due later were finished, and ``head`` was not, though nothing holds it back.
+    """
+
+    kind: BacklogKind
+    part: str = ""
+    due: int
+    due_seconds: float
+    head: str
+    moved_seconds: float | None = None
+    overtaken: bool = False
+
+    def stands_still(self, bound: timedelta) -> bool:
+        """Whether something has been due for longer than ``bound``, and nothing has moved for as long."""
+        most = bound.total_seconds()
+        if self.due == 0 or self.due_seconds <= most:
+            return False
+        return self.overtaken or self.moved_seconds is None or self.moved_seconds > most
+
+    @property
+    def still_seconds(self) -> float:
+        """For how long it has stood still, if it does."""
+        if self.overtaken or self.moved_seconds is None:
+            return self.due_seconds
+        return min(self.due_seconds, self.moved_seconds)
+
+
+def standing(movements: Iterable[Movement], bound: timedelta) -> Sequence[Movement]:
+    """The parts that stand still: see `Movement.stands_still`."""
+    return [it for it in movements if it.stands_still(bound)]
+
+
+def confirmed(first: Iterable[Movement], second: Iterable[Movement]) -> Sequence[Movement]:
+    """What stands still in two looks at the same item.
+
+    A row may have become visible just now, with an old time, because its transaction was long, or a program gave
+    the time. Between two looks such a row begins to move.
+    """
+    heads = {(it.kind, it.part): it.head for it in first}
+    return [it for it in second if heads.get((it.kind, it.part)) == it.head]
+
+
+# --- what may be the cause ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedEvents:
+    """Events that were refused and are tried again: how many, how old the first is, the most frequent reason."""
+
+    count: int
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """Messages of a subscription that failed and are tried again.
+
+    ``count`` messages, the first received ``seconds`` ago, mostly for ``reason``. ``handled``: how many messages
+    of the subscription were handled within the bound of a standstill.
+    """
+
+    subscription: str | None
+    count: int
+    seconds: float
+    reason: str
+    handled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockHolder:
+    """A session that holds locks on ``what`` in a transaction that began ``seconds`` ago."""
+
+    name: str
+    pid: int
+    seconds: float | None
+    what: str

@@ -1,0 +1,67 @@
+"""Checks of what a context's outbox knows: of the events in its streams, and of the numbers it has given out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import nats.errors
+
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
+from relay.adapters.postgres.orphans import PostgresOrphans
+from relay.adapters.postgres.pool import Source, query
+from relay.commands.orphans import FindOrphans
+from relay.credentials import nats_options
+from relay.domain.errors import Outage
+from relay.domain.facts import Fact
+from relay.domain.findings import Finding, error
+from relay.settings import ContextSettings, Settings
+
+_REPAIR: Final = "run: relay db repair"
+
+
+def _nobody(_fact: Fact) -> None:
+    """Tell nobody: a look changes nothing."""
+
+
+async def restored(settings: Settings, context: ContextSettings, source: Source) -> Sequence[Finding]:
+    """No stream holds events of ours that the outbox does not know: noted ones, and those at the likely places."""
+    ledger = PostgresOrphans(source)
+    found = {it.stream: it.count for it in await ledger.open()}
+    nats_url = settings.nats_url.get_secret_value()
+    connection = NatsConnection(nats_url, name="jetrelay-health", **nats_options(settings))
+    others = [name for name in settings.contexts if name != context.name]
+    streams = [stream.name for stream in context.event_streams]
+    try:
+        auditor = NatsStreamAuditor(connection)
+        for page in await FindOrphans(context.name, streams, others, ledger, auditor, _nobody).look():
+            found[page.stream] = max(found.get(page.stream, 0), len(page.orphans))
+    except (Outage, nats.errors.Error):
+        pass  # the server has findings of its own
+    finally:
+        await connection.close()
+    return list(unknown_events(context.name, found))
+
+
+def unknown_events(context: str, counts: dict[str, int]) -> Iterator[Finding]:
+    """The findings about streams with so many events that the outbox does not know."""
+    for stream, count in counts.items():
+        if count:
+            yield error(
+                "PRODUCER_RESTORED",
+                f"stream {stream}",
+                f"holds at least {count} events that the outbox of {context} does not know:"
+                " its database was set back",
+                f"relay reconcile --producer --context {context}; docs/how-to/restore-a-producer.md",
+            )
+
+
+async def sequences(place: str, source: Source) -> Sequence[Finding]:
+    """No sequence stands below the numbers of its table."""
+    async with source() as conn:
+        rows = await query(conn, "server/sequences")
+    return [
+        error("SEQUENCE_BEHIND", place, f"{name} stands at {last}, below the {highest} of its table", _REPAIR)
+        for name, last, highest in rows
+    ]

@@ -1,0 +1,248 @@
+"""That a backlog stands still is measured: each kind of backlog, and a part behind others that move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.adapters.postgres.movements import LookLimits, PostgresMovements
+from relay.adapters.postgres.pool import connected
+from relay.devstack import PostgresServer
+from relay.domain.standstill import Movement
+from tests.servers import copy_template
+
+pytestmark = pytest.mark.anyio
+
+BOUND = timedelta(seconds=60)
+AT_ONCE = LookLimits(pause=0.0)
+OLD = "now() - interval '{age}'"
+ROWS = "FROM generate_series(1, {n})"
+EVENT = (
+    "INSERT INTO outbox_events"
+    " (id, aggregate_type, aggregate_id, event_type, payload, partition_key, occurred_at{more})"
+    f" SELECT gen_random_uuid(), 'a', '1', 'x', '{{{{}}}}', {{key}}, {OLD}{{values}} {ROWS}"
+)
+MESSAGE = (
+    "INSERT INTO inbox_messages (message_id, subject, subscription, received_at, enqueued_at{more})"
+    f" SELECT gen_random_uuid(), 's', '{{sub}}', {OLD}, {OLD}{{values}} {ROWS}"
+)
+TASK = (
+    "INSERT INTO task_outbox (id, type, payload, queue, created_at{more})"
+    f" SELECT gen_random_uuid(), 't', '{{{{}}}}', '{{queue}}', {OLD}{{values}} {ROWS}"
+)
+
+
+def event(age: str, n: int = 1, key: str = "'k'", **columns: str) -> str:
+    return _with(EVENT, columns, age=age, n=n, key=key)
+
+
+def message(age: str, sub: str = "one", n: int = 1, **columns: str) -> str:
+    return _with(MESSAGE, columns, age=age, n=n, sub=sub)
+
+
+def task(age: str, queue: str = "default", n: int = 1, **columns: str) -> str:
+    return _with(TASK, columns, age=age, n=n, queue=queue)
+
+
+def _with(sql: str, columns: dict[str, str], **values: Any) -> str:
+    more = "".join(f", {name}" for name in columns)
+    return sql.format(more=more, values="".join(f", {value}" for value in columns.values()), **values)
+
+
+def published(ago: str, **columns: str) -> str:
+    return event(
+        "2 hours", published_at=f"now() - interval '{ago}'", published_stream="'S'", published_seq="1", **columns
+    )
+
+
+@pytest.fixture(scope="module")
+def shared_url(postgres: PostgresServer, administrator: psycopg.Connection) -> Iterator[str]:
+    """A database for all cases, which each of them empties."""
+    copy_template(administrator, "test_movements")
+    yield postgres.url_of("test_movements")
+    administrator.execute("DROP DATABASE IF EXISTS test_movements WITH (FORCE)")
+
+
+async def found(url: str, *rows: str, block: bool = False) -> list[Movement]:
+    with psycopg.connect(url) as conn:
+        conn.execute(
+            "TRUNCATE outbox_events, inbox_messages, task_outbox, scheduled_jobs, scheduled_runs, dead_letters"
+        )
+        for row in rows:
+            conn.execute(row.encode())
+    async with connected(url, "test") as source:
+        look = PostgresMovements(source, bound=BOUND, dead_head_blocks=block, limits=AT_ONCE)
+        return [*await look.standing()]
+
+
+LATER = "now() + interval '20 seconds'"
+#: Rows that wait, and what stands still.
+STANDING = {
+    "events, and none was ever published": ([event("5 min", 3)], [("events", "", 1)]),
+    "events, and none was published lately": ([published("10 min"), event("5 min")], [("events", "", 1)]),
+    "an event whose requested delay is over": (
+        [event("1 hour", available_at="now() - interval '5 min'")],
+        [("events", "", 1)],
+    ),
+    "an event without a key": ([event("5 min", key="''")], [("events", "", 1)]),
+    "a lane behind others that move": (
+        [*(published("1 s", key="'other'") for _ in range(2)), event("5 min")],
+        [("events", "lane", 1)],
+    ),
+    "an event that later ones of its lane went past": (
+        [event("5 min"), published("1 s", seq="1000")],
+        [("events", "lane", 1)],
+    ),
+    "messages that nobody handles": ([message("5 min", n=3)], [("messages", "one", 3)]),
+    "a subscription behind another that moves": (
+        [message("5 min"), message("5 min", "two", processed_at="now()")],
+        [("messages", "one", 1)],
+    ),
+    "a message that later ones went past": (
+        [message("5 min"), message("5 s", processed_at="now()")],
+        [("messages", "one", 1)],
+    ),
+    "a message whose claim is over": (
+        [message("5 min", claimed_until="now() - interval '4 min'", attempts="1")],
+        [("messages", "one", 1)],
+    ),
+    "a message whose retry is due": (
+        [message("1 hour", next_attempt_at="now() - interval '5 min'", attempts="1")],
+        [("messages", "one", 1)],
+    ),
+    "tasks that are not delivered": ([task("5 min", n=2)], [("tasks", "default", 2)]),
+    "tasks that are delivered and not run": (
+        [task("5 min", status="'delivered'", enqueued_at="now()")],
+        [("tasks", "default", 1)],
+    ),
+    "a queue behind another that moves": (
+        [task("5 min", "slow"), task("5 min", "quick", status="'completed'", finished_at="now()")],
+        [("tasks", "slow", 1)],
+    ),
+    "a task that no worker knows, behind others that move": (
+        [
+            task("5 min", status="'delivered'", enqueued_at=LATER, next_attempt_at=LATER, waits_for="'handler'"),
+            task("5 min", status="'completed'", finished_at="now()"),
+        ],
+        [("tasks", "default", 1)],
+    ),
+    "a run of a cron job": (
+        [
+            "INSERT INTO scheduled_jobs (name, schedule) VALUES ('nightly', '0 0 * * *')",
+            (
+                "INSERT INTO scheduled_runs (job, scheduled_for, correlation_id, opened_at)"
+                " VALUES ('nightly', now() - interval '5 min', gen_random_uuid(), now() - interval '5 min')"
+            ),
+        ],
+        [("runs", "nightly", 1)],
+    ),
+    "a cron job whose time has passed": (
+        [
+            (
+                "INSERT INTO scheduled_jobs (name, schedule, next_run_at)"
+                " VALUES ('nightly', '0 0 * * *', now() - interval '5 min')"
+            )
+        ],
+        [("runs", "nightly", 1)],
+    ),
+    "a dead letter that is no incident": (
+        [message("5 min", dead_lettered_at="now() - interval '4 min'", dead_letter_reason="'x'")],
+        [("letters", "", 1)],
+    ),
+}
+#: Rows that wait although nothing is wrong.
+MOVING = {
+    "nothing": [],
+    "events and messages that came just now": [event("5 s", 3), message("5 s", n=3), task("5 s", n=3)],
+    "a delayed event": [event("1 hour", available_at="now() + interval '1 hour'")],
+    "a delayed task": [task("1 hour", available_at="now() + interval '1 hour'")],
+    "a backlog that is being published": [
+        *(published("1 s", key=f"'k{n}'") for n in range(97)),
+        event("1 hour", 500, key="'k' || i % 97").replace("(1, 500)", "(1, 500) AS i"),
+    ],
+    "events behind a failed one that waits for its next attempt": [
+        event("5 min", publish_attempts="1", available_at=LATER, publish_error="'x'"),
+        event("5 min"),
+    ],
+    "a message that is handled for long": [message("1 hour", claimed_until=LATER, attempts="1")],
+    "messages behind others that are handled for long": [
+        message("1 hour", claimed_until=LATER, attempts="1"),
+        message("1 hour", n=20),
+    ],
+    "a message that waits for its next attempt": [
+        message("1 hour", next_attempt_at=LATER, attempts="3"),
+        f"UPDATE inbox_messages SET enqueued_at = {LATER}",
+    ],
+    "a parked message": [
+        (
+            "INSERT INTO inbox_messages (message_id, subject, subscription, received_at, enqueued_at)"
+            " VALUES (gen_random_uuid(), 's', 'one', now() - interval '1 hour', 'infinity')"
+        )
+    ],
+    "a message that waits for its turn": [
+        (
+            "INSERT INTO inbox_messages (message_id, subject, subscription, received_at, order_key, order_seq)"
+            " VALUES (gen_random_uuid(), 's', 'one', now() - interval '1 hour', 'k', 5)"
+        )
+    ],
+    "a backlog that is being handled": [
+        message("10 min", n=50),
+        message("11 min", n=50, processed_at="now()"),
+    ],
+    "a task that waits for room": [
+        task("1 hour", status="'delivered'", next_attempt_at=LATER, enqueued_at=LATER, waits_for="'room'")
+    ],
+    "tasks behind one that runs for long": [
+        task(
+            "1 hour",
+            status="'delivered'",
+            claim_token="gen_random_uuid()",
+            claimed_until=LATER,
+            enqueued_at="now()",
+        ),
+        task("1 hour", n=20),
+    ],
+    "a run that waits for the one before": [
+        "INSERT INTO scheduled_jobs (name, schedule) VALUES ('nightly', '0 0 * * *')",
+        "INSERT INTO scheduled_runs (job, scheduled_for, correlation_id, opened_at, state, claimed_until) VALUES"
+        " ('nightly', now() - interval '9 min', gen_random_uuid(), now() - interval '9 min', 'started', "
+        + LATER
+        + "),"
+        " ('nightly', now() - interval '5 min', gen_random_uuid(), now() - interval '5 min', 'waiting', NULL)",
+    ],
+    "a cron job that an operator has paused": [
+        (
+            "INSERT INTO scheduled_jobs (name, schedule, next_run_at, paused_at)"
+            " VALUES ('nightly', '0 0 * * *', now() - interval '5 min', now())"
+        )
+    ],
+    "a tick": [
+        (
+            "INSERT INTO scheduled_jobs (name, schedule, next_run_at)"
+            " VALUES ('publish:sea', 'every 0.1 s', now() - interval '5 min')"
+        )
+    ],
+    "a dead letter that is an incident": [
+        message("5 min", dead_lettered_at="now() - interval '4 min'", dead_letter_reason="'x'"),
+        (
+            "INSERT INTO dead_letters (message_id, subject, class, reason)"
+            " SELECT message_id, 's', 'poison', 'x' FROM inbox_messages"
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", STANDING)
+async def test_what_stands_still_is_found(shared_url: str, case: str) -> None:
+    rows, expected = STANDING[case]
+    got = [(str(it.kind), it.part.split(" ")[0], it.due) for it in await found(shared_url, *rows)]
+    assert got == expected
+
+
+@pytest.mark.parametrize("case", MOVING)
+async def test_what_moves_or_waits_on_purpose_is_not(shared_url: str, case: str) -> None:
+    assert await found(shared_url, *MOVING[case]) == []
