@@ -41,7 +41,7 @@ ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 # More of them than there are cores: they wait more than they compute.
-	$(BIN)/python -m pytest -q -n 4 tests/unit tests/repository tests/contract tests/integration
+	$(BIN)/python -m pytest -q -n 6 tests/unit tests/repository tests/contract tests/integration
 # Whole fleets; the tests of a file one after the other, the files in the order of tests/conftest.py.
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
 	  tests/acceptance tests/chaos --ignore tests/chaos/test_chaos.py

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -39,16 +39,16 @@ from chaos.history import (
 from relay.adapters.jetstream.connection import NatsConnection, connect_once
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.commands.reconcile import Stored as StoredMessage
-from relay.domain.errors import BrokerUnreachable, Outage
+from relay.domain.errors import Outage
 
 Urls = Mapping[str, str]
 
 _POLL_SECONDS: Final = 1.0
+#: What a server that does not answer now makes of a question.
+_AWAY: Final = (psycopg.Error, Outage, nats.errors.Error, JetStreamError, OSError)
 #: Messages of the stream that are read at once, and records that are written at once.
 _PAGE: Final = 10_000
 _CHUNK: Final = 1_000
-#: How long a page of the stream is asked for again.
-_READ_SECONDS: Final = 60.0
 
 _UNPUBLISHED: Final = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND dead_at IS NULL"
 #: What must be none, by database.
@@ -140,32 +140,44 @@ def left(urls: Urls, nats_url: str, cold: Path | None = None) -> Sequence[str]:
     try:
         # The last look is expensive: it reads the whole stream.
         return _waiting(urls) or asyncio.run(_pending(nats_url)) or asyncio.run(_missing(urls, nats_url, cold))
-    except (psycopg.Error, Outage, nats.errors.Error, JetStreamError, OSError) as error:
+    except _AWAY as error:
         return [f"not reachable: {type(error).__name__}"]
 
 
-def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = None) -> None:
-    """Write the records of the final state, archived rows included. Raises psycopg.Error and BrokerUnreachable."""
-    _write(history, _records(urls["shop"], _BUSINESS, Business))
-    _write(
-        history, (OutboxState(row["id"], "published", row["published_seq"]) for row in archived(cold, "outbox"))
-    )
-    _write(history, _records(urls["shop"], _OUTBOX, OutboxState))
-    _write(
-        history,
-        (
-            _archived_message(row)
-            for row in archived(cold, "inbox")
-            if row["subscription"] not in (*BESIDE, LETTER_READER)
-        ),
-    )
-    _write(history, _records(urls["sea"], _INBOX, InboxState))
-    for database in ("sea", "cases"):
-        _write(history, _records(urls[database], _EFFECTS, _effect))
-    _write(history, _records(urls["sea"], _BESIDE, Noted))
-    _write(history, _records(urls["sea"], _INCIDENTS, Incident))
-    _write(history, _records(urls["sea"], _ASKED, _asked))
-    asyncio.run(_collect_stream(nats_url, urls["sea"], history))
+def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = None, seconds: float = 60.0) -> None:
+    """Write the records of the final state, archived rows included.
+
+    A server may be away for a moment, for example while a cluster elects a leader. So each part is read again for
+    up to ``seconds``, and written when it was read to its end. After that raises what the server answered last.
+    """
+    parts: list[Callable[[], Iterable[Record]]] = [
+        partial(_records, urls["shop"], _BUSINESS, Business),
+        lambda: (OutboxState(row["id"], "published", row["published_seq"]) for row in archived(cold, "outbox")),
+        partial(_records, urls["shop"], _OUTBOX, OutboxState),
+        partial(_archived_messages, cold),
+        partial(_records, urls["sea"], _INBOX, InboxState),
+        partial(_records, urls["sea"], _EFFECTS, _effect),
+        partial(_records, urls["cases"], _EFFECTS, _effect),
+        partial(_records, urls["sea"], _BESIDE, Noted),
+        partial(_records, urls["sea"], _INCIDENTS, Incident),
+        partial(_records, urls["sea"], _ASKED, _asked),
+        lambda: asyncio.run(_of_stream(nats_url)),
+        partial(_letters, nats_url, urls["sea"]),
+    ]
+    for part in parts:
+        _write(history, _whole(part, seconds))
+
+
+def _whole(part: Callable[[], Iterable[Record]], seconds: float) -> Sequence[Record]:
+    """Read a part to its end, again for up to ``seconds`` while its server is away."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return list(part())
+        except _AWAY:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
 
 
 # --- what is still to come ---
@@ -217,9 +229,11 @@ def _id(row: Mapping[str, Any]) -> str:
     return str(row.get("source_id") or row["message_id"])
 
 
-def _archived_message(row: dict[str, Any]) -> InboxState:
-    state = "processed" if row["processed_at"] else "dead-lettered"
-    return InboxState(_id(row), row["subscription"] or "", state, row["attempts"])
+def _archived_messages(cold: Path | None) -> Iterator[InboxState]:
+    for row in archived(cold, "inbox"):
+        if row["subscription"] not in (*BESIDE, LETTER_READER):
+            state = "processed" if row["processed_at"] else "dead-lettered"
+            yield InboxState(_id(row), row["subscription"] or "", state, row["attempts"])
 
 
 def _effect(message_id: str, source: str, key: str, place: int) -> Effect:
@@ -235,35 +249,36 @@ def _records(url: str, statement: LiteralString, make: Callable[..., Record]) ->
 
 
 def _rows(url: str, statement: LiteralString) -> Iterator[tuple[Any, ...]]:
-    """Rows by a cursor on the server: a table may be larger than our memory."""
+    """Rows by a cursor on the server, so that memory holds only what is made of them."""
     with psycopg.connect(url, connect_timeout=5) as connection, connection.cursor(name="chaos") as cursor:
         cursor.itersize = _CHUNK
         yield from cursor.execute(statement)
 
 
-def _write(history: History, records: Iterator[Record]) -> None:
-    chunk: list[Record] = []
-    for record in records:
-        chunk.append(record)
-        if len(chunk) == _CHUNK:
-            history.write(*chunk)
-            chunk.clear()
-    history.write(*chunk)
+def _write(history: History, records: Sequence[Record]) -> None:
+    for first in range(0, len(records), _CHUNK):
+        history.write(*records[first : first + _CHUNK])
 
 
-async def _collect_stream(nats_url: str, sea: str, history: History) -> None:
+async def _of_stream(nats_url: str) -> list[Record]:
+    records: list[Record] = []
     async for page in _stream(nats_url):
-        history.write(
-            *(
-                Stored(message.seq, str(message.event_id or message.msg_id or ""), message.at.timestamp())
-                for message in page
-            )
-        )
+        records += [
+            Stored(message.seq, str(message.event_id or message.msg_id or ""), message.at.timestamp())
+            for message in page
+        ]
     async with connect_once(nats_url) as js:
-        stored = (await js.stream_info(LETTERS)).state.messages
-        history.write(*_records(sea, _LETTERS, partial(Letters, stored)))
-        for info in await js.consumers_info(STREAM):
-            history.write(await _consumer_end(js, info))
+        records += [await _consumer_end(js, info) for info in await js.consumers_info(STREAM)]
+    return records
+
+
+def _letters(nats_url: str, sea: str) -> Iterator[Record]:
+    return _records(sea, _LETTERS, partial(Letters, asyncio.run(_stored_letters(nats_url))))
+
+
+async def _stored_letters(nats_url: str) -> int:
+    async with connect_once(nats_url) as js:
+        return (await js.stream_info(LETTERS)).state.messages
 
 
 async def _stream(nats_url: str) -> AsyncIterator[Sequence[StoredMessage]]:
@@ -273,19 +288,7 @@ async def _stream(nats_url: str) -> AsyncIterator[Sequence[StoredMessage]]:
         if state is None:
             return
         for first in range(state.first_seq, state.last_seq + 1, _PAGE):
-            yield await _page(auditor, first, min(first + _PAGE - 1, state.last_seq))
-
-
-async def _page(auditor: NatsStreamAuditor, first: int, last: int) -> Sequence[StoredMessage]:
-    """Read a page, again if that was cut short: a cluster may just elect another leader of what is read."""
-    deadline = time.monotonic() + _READ_SECONDS
-    while True:
-        try:
-            return await auditor.stored(STREAM, first, last)
-        except BrokerUnreachable:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(_POLL_SECONDS)
+            yield await auditor.stored(STREAM, first, min(first + _PAGE - 1, state.last_seq))
 
 
 @asynccontextmanager

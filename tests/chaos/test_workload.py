@@ -7,6 +7,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from chaos.tables import prepare
 from chaos.workload import Workload
 from relay.adapters.postgres.migrations import upgrade
 from relay.devstack import NatsServer, PostgresServer
+from relay.domain.errors import BrokerUnreachable
+from relay.domain.identity import MSG_ID
 from tests.waiting import wait_for
 
 SEED = 7
@@ -317,13 +321,53 @@ def test_a_system_that_has_work_left_is_not_drained(urls: dict[str, str], own_na
     assert list(collect.left(urls, own_nats.url)) == ["1 dead letters have no incident"]
 
 
-async def create_stream(url: str) -> None:
+#: Whose replies break off, after how many bytes of a connection: while it begins, or in the middle of rows.
+BROKEN_OFF = [("postgres", 1), ("postgres", 5_000), ("nats", 5_000)]
+
+
+@pytest.mark.parametrize(("server", "after"), BROKEN_OFF)
+def test_a_server_that_is_away_for_a_moment_costs_the_verdict_nothing(
+    urls: dict[str, str],
+    postgres: PostgresServer,
+    own_nats: NatsServer,
+    tmp_path: Path,
+    server: str,
+    after: int,
+) -> None:
+    """Each record is there once: what was read before the reply broke off is not written."""
+    ids = [f"00000000-0000-4000-8000-{n:012}" for n in range(300)]
+    one = Producer(urls["shop"])
+    one.plain(1, [Produced(id, Source.HTTP, "k", Plan.ACCEPT) for id in ids], together=True)
+    one.close()
+    asyncio.run(create_stream(own_nats.url, ids))
+    with Proxy() as proxy, ThreadPoolExecutor(1) as aside, closing(History(tmp_path / "run.jsonl")) as history:
+        links = {name: proxy.link(name, it.port) for name, it in (("postgres", postgres), ("nats", own_nats))}
+        ends = {name: at_port(url, links["postgres"].port) for name, url in urls.items()}
+        nats_url = at_port(own_nats.url, links["nats"].port)
+        links[server].cut_replies(after)
+        with pytest.raises((psycopg.OperationalError, BrokerUnreachable)), closing(History(tmp_path / "no")) as no:
+            collect.collect(ends, nats_url, no, seconds=0)
+        before = links[server].counters.reset
+        collecting = aside.submit(collect.collect, ends, nats_url, history)
+        wait_for("a reply breaks off", lambda: links[server].counters.reset > before)
+        links[server].heal()
+        collecting.result(120)
+    found = read(tmp_path)
+    assert sorted(row.event_id for row in found.business) == ids
+    assert sorted(row.id for row in found.outbox) == ids
+    assert sorted(row.id for row in found.stream) == ids
+
+
+async def create_stream(url: str, ids: Iterable[str] = ()) -> None:
     client = await nats.connect(url)
+    js = client.jetstream()
     streams = {
         deployment.STREAM: "shop.event.>",
         deployment.TWIN_STREAM: "sea.event.>",
         deployment.LETTERS: "sea.dlq.>",
     }
     for name, subject in streams.items():
-        await client.jetstream().add_stream(name=name, subjects=[subject])
+        await js.add_stream(name=name, subjects=[subject])
+    for id in ids:
+        await js.publish("shop.event.http.v1", b"{}", headers={MSG_ID: id})
     await client.close()
