@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from chaos.deployment import BACKOFF
+from chaos.deployment import BACKOFF, BESIDE
 from chaos.evidence import Evidence
 from chaos.history import (
     Effect,
@@ -66,6 +66,7 @@ class Ledger:
     """The position in the stream of an event's first occurrence."""
     effects: Mapping[str, list[Effect]] = field(default_factory=dict)
     incidents: Mapping[str, list[Incident]] = field(default_factory=dict)
+    """Those of the subscriptions that the inbox above is of."""
     lost: frozenset[str] = frozenset()
     """Events that were in a lost tail of the stream. It cannot have kept their place in the order of their key."""
     abandoned: frozenset[str] = frozenset()
@@ -104,7 +105,7 @@ def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
         ids={message.seq: message.id for message in evidence.stream},
         stored=Counter(message.id for message in evidence.stream),
         effects=_by_message(evidence.effects),
-        incidents=_by_message(evidence.incidents),
+        incidents=_by_message([it for it in evidence.incidents if it.source not in BESIDE]),
         lost=frozenset(id for tail in evidence.lost for id in tail.ids),
         replayed=frozenset(id for done in evidence.operated if done.action == "replay" for id in done.ids),
         requeued=Counter(id for done in evidence.operated if done.action == "requeue" for id in done.ids),

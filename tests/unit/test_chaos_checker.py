@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from chaos.deployment import BESIDE
 from chaos.evidence import Evidence
 from chaos.history import (
     CRASHED,
@@ -228,6 +229,13 @@ def test_many_violations_are_counted_and_the_first_are_named() -> None:
     evidence.outbox.clear()
     found = judged(evidence)[1]
     assert (len(found.violations), found.total) == (NAMED, 100)
+
+
+@pytest.mark.parametrize("subscription", BESIDE)
+def test_a_message_may_die_in_a_second_subscription_too(subscription: str) -> None:
+    evidence = good_run()
+    evidence.incidents.append(Incident(POISON, subscription, "poison", 1))
+    assert broken(evidence) == set()
 
 
 def test_a_run_that_did_not_drain_is_stuck() -> None:
