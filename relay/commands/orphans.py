@@ -51,8 +51,8 @@ class OrphanLedger(Protocol):
     async def highest(self, stream: str) -> int:
         """The highest recorded sequence, 0 if there is none."""
 
-    async def unknown(self, events: Mapping[UUID, Stored]) -> set[UUID]:
-        """Those events that are neither in the outbox, nor archived, nor reported to the consumers."""
+    async def unknown(self, stream: str, events: Mapping[UUID, Stored]) -> set[UUID]:
+        """Those events of a stream that are neither in the outbox, nor archived, nor reported to the consumers."""
 
     async def first_open(self, stream: str) -> int | None:
         """The sequence of the first orphan that is noted and not reported."""
@@ -182,7 +182,7 @@ class FindOrphans:
         # The stream before the outbox: an event is committed before it is published.
         stored = await self._auditor.stored(stream, first, last)
         ours = {it.event_id: it for it in reversed(stored) if it.event_id is not None and self._is_ours(it)}
-        unknown = await self._ledger.unknown(ours) if ours else set()
+        unknown = await self._ledger.unknown(stream, ours) if ours else set()
         return [message for id, message in reversed(ours.items()) if id in unknown]
 
     def _is_ours(self, message: Stored) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from relay import Outbox
+from relay.adapters.coldstore import FolderStore
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
+from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.orphans import EVENT_TYPE, PostgresOrphans
 from relay.commands.adopt import DecideOrphans
+from relay.commands.archive import ArchiveRows
 from relay.commands.orphans import FindOrphans, OrphanLimits
 from relay.domain.envelopes import Envelope
 from relay.domain.facts import OrphansFound
@@ -23,6 +28,7 @@ from tests.integration.reconciling import foreign, publish, recreate
 pytestmark = pytest.mark.anyio
 
 ANN = Operator("ann", "restored")
+DAY = timedelta(days=1)
 #: What an adopted row must have as before. Its number is new, and the attempt is not counted again.
 SAME = (
     *("id", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
@@ -106,7 +112,37 @@ async def test_what_the_outbox_knows_is_no_orphan(relay: Relay, state: str) -> N
     assert await found(relay) == opened(relay) == []
 
 
-async def test_archived_events_are_known(relay: Relay) -> None:
+#: How far the clock of the database was behind that of the stream when the rows were published.
+BEHIND = {"in step": timedelta(0), "behind": timedelta(hours=3), "ahead": timedelta(hours=-3)}
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+async def test_archived_events_are_known_and_what_was_lost_after_them_is_not(
+    relay: Relay, tmp_path: Path, behind: timedelta
+) -> None:
+    await relay.create_stream(max_age=3_600)
+    gone, kept = await publish(relay, 3), await publish(relay, 2)
+    query(relay.url, "UPDATE outbox_events SET published_at = published_at - %s", behind)
+    query(relay.url, "UPDATE outbox_events SET published_at = published_at - %s WHERE id = ANY (%s)", DAY, gone)
+    assert await archive(relay, tmp_path) == len(gone)
+    lost = await publish(relay, 2)
+    set_back(relay, lost)
+    await finder(relay).tick(page=0)
+    assert opened(relay) == await found(relay) == lost
+    # All of them leave, and nothing of the stream is left in the outbox.
+    query(relay.url, "UPDATE outbox_events SET published_at = published_at - %s", DAY)
+    assert await archive(relay, tmp_path) == len(kept)
+    assert await found(relay) == lost
+
+
+async def archive(relay: Relay, place: Path) -> int:
+    """Archive what was published longer than half a day ago; returns how many rows left."""
+    tables, auditor = PostgresArchive(relay.pool.connection, relay.context), NatsStreamAuditor(relay.nats)
+    command = ArchiveRows(relay.context, DAY / 2, tables, FolderStore(place), auditor, relay.facts.append)
+    return sum(batch.rows for batch in (await command.run(ANN)).batches)
+
+
+async def test_events_that_an_older_release_has_archived_are_known(relay: Relay) -> None:
     await relay.create_stream()
     ids = await publish(relay, 2)
     set_back(relay, ids)

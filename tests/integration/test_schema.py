@@ -152,6 +152,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "alert_conditions",
         "alerts",
         "archive_batches",
+        "archived_events",
         "archived_messages",
         "audit_log",
         "corrections",

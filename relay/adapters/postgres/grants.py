@@ -61,6 +61,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "scheduled_runs": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "archive_batches": Rights("SELECT, INSERT, UPDATE"),
     "archived_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "archived_events": Rights("SELECT, INSERT, UPDATE"),
     "orphaned_events": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "relay_alembic_version": Rights("SELECT"),
 }

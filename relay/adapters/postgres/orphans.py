@@ -48,9 +48,9 @@ class PostgresOrphans:
     async def gaps(self, stream: str, first: int, limit: int, count: int) -> Sequence[tuple[int, int]]:
         return await self._all("orphans/gaps", stream=stream, first=first, limit=limit, count=count)
 
-    async def unknown(self, events: Mapping[UUID, Stored]) -> set[UUID]:
-        times = [it.at for it in events.values()]
-        return {id for (id,) in await self._all("orphans/unknown", ids=[*events], times=times)}
+    async def unknown(self, stream: str, events: Mapping[UUID, Stored]) -> set[UUID]:
+        places = {"seqs": [it.seq for it in events.values()], "times": [it.at for it in events.values()]}
+        return {id for (id,) in await self._all("orphans/unknown", stream=stream, ids=[*events], **places)}
 
     async def first_open(self, stream: str) -> int | None:
         [(seq,)] = await self._all("orphans/first_open", stream=stream)

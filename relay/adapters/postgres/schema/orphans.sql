@@ -9,4 +9,12 @@ CREATE TABLE orphaned_events (
   reported_at TIMESTAMPTZ
 );
 
+-- Up to where the events of a stream have left the outbox for the archive, and when the last of them left. The archive
+-- keeps no ids of events.
+CREATE TABLE archived_events (
+  stream TEXT PRIMARY KEY,
+  last_seq BIGINT NOT NULL,
+  archived_at TIMESTAMPTZ NOT NULL
+);
+
 CREATE INDEX idx_orphans_open ON orphaned_events (stream, stream_seq) WHERE reported_at IS NULL;
