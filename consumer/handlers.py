@@ -252,13 +252,11 @@ def handles(
     """Register a function for one version of an event type or command. It may have several such decorators.
 
     ``kind``: an event type, a command's name ``domain.action``, or a class registered with ``@event`` or
-    ``@command``, which brings its version. Otherwise the version is 1 by default. ``subscription``: the name of
-    the subscription whose messages it handles, or several names. Without one it handles those of every
-    subscription that uses the module. ``retry``: says instead of the back-off, for each exception, when to try
-    again; see `RetryFunction`.
-    The module's docstring says what it may take. Raises InvalidHandler when the function cannot be called as
-    declared, when the event or command has a handler for the same subscription in the same module already, or when
-    none can have that type and version.
+    ``@command``, which brings its version; else it is 1. ``subscription``: one or several, by name, whose messages
+    it handles; by default all that use the module. ``retry``: says instead of the back-off, for each exception,
+    when to try again; see `RetryFunction`. The module's docstring says what it may take. Raises InvalidHandler
+    when the function cannot be called as declared, when the subscription has a handler for it in the module
+    already, or when nothing can have that type and version.
     """
     return lambda function: _of(function).handles(kind, version=version, subscription=subscription, retry=retry)(
         function

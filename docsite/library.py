@@ -22,10 +22,9 @@ MODULES: Final = {
 HEAD = """\
 # The Python library
 
-Written from the docstrings of what applications import. Of a module and of a member it has the first sentence;
-`help(relay.Outbox)`, or your editor, shows the rest. A name that is not on this page is internal, and may change
-in any release. Errors that have a code are on [a page of their own](errors.md). What `relay.testing` has is in
-[Test without servers](../how-to/test-without-servers.md).
+Written from the docstrings of what applications import; `help(relay.Outbox)`, or your editor, shows the rest. A
+name that is not on this page is internal, and may change in any release. [Errors](errors.md) and
+[`relay.testing`](../how-to/test-without-servers.md) have pages of their own.
 """
 #: Packages whose objects are no values that a reader could write.
 OURS = {"relay", "tasks", "consumer", "scheduler"}
@@ -94,7 +93,7 @@ def _own_doc(value: Any) -> str | None:
 
 
 def _signature(name: str, value: Any) -> str:
-    """How it is called; nothing where that says nothing, as of errors and enumerations."""
+    """How it is called; nothing where that says nothing, as of errors, enumerations and protocols."""
     if inspect.isclass(value) and issubclass(value, BaseException | tuple | enum.Enum):
         return ""
     try:
@@ -107,6 +106,8 @@ def _signature(name: str, value: Any) -> str:
     text = re.sub(r'(?<=: )"([^"]*)"|(?<=-> )"([^"]*)"', lambda it: it[1] or it[2], text)
     if inspect.isclass(value):
         text = text.removesuffix(" -> None")
+    if text in ("()", "(*args, **kwargs)"):
+        return ""
     return f"{name}{text}" if len(name + text) <= 100 else _folded(name, text)
 
 

@@ -47,14 +47,12 @@ AGGREGATE: Final = _Aggregate.AGGREGATE
 class Event:
     """An event to record.
 
-    ``event_type`` and ``event_version`` make the subject. ``aggregate_type`` and ``aggregate_id`` say what the
-    event is about. ``payload`` is any value that JSON can hold, or a pydantic model.
-    ``partition_key``: events with the same key keep their commit order. The default is the aggregate; None means
-    no order. ``topic``: an explicit subject instead of the context's. ``stream``: the stream that must store the
-    event. If another stream has its subject, the event waits. ``available_at``: the event is not published before
-    this time. Ids are UUIDs, or text of 1 to 200 printable bytes, which consumers see as it is. Missing ids,
-    correlation and actor are filled in. The database fills in a missing ``occurred_at``; its clock also decides
-    what lies in the future.
+    ``event_type`` and ``event_version`` make the subject; ``topic`` is a subject of its own. The aggregate is what
+    the event is about. ``payload`` is any value that JSON can hold, or a pydantic model. Events with the same
+    ``partition_key``, by default the aggregate, keep their commit order; None means no order. ``stream``: the
+    stream that must store the event; if another one has its subject, the event waits. It is not published before
+    ``available_at``. Ids are UUIDs, or text of 1 to 200 printable bytes. Missing ids, correlation and actor are
+    filled in; the database fills in ``occurred_at``.
     """
 
     event_type: str
@@ -114,10 +112,10 @@ def command(
 ) -> Callable[[type[Model]], type[Model]]:
     """Register a pydantic class as a command.
 
-    ``name`` is ``domain.action``. ``to`` is the context that executes it: the command goes to the subject
-    ``{to}.commands.{name}``, whoever sends it. ``aggregate_id`` names the field with the id of what the command
-    is about: commands for the same aggregate keep their order. None means no order. Raises InvalidEvent when the
-    class has no such field, and InvalidSubject when the names cannot stand in a subject.
+    ``name`` is ``domain.action``. ``to`` is the context that executes it, at the subject ``{to}.commands.{name}``.
+    ``aggregate_id`` names the field with the id of what the command is about: commands for the same aggregate keep
+    their order. None means no order. Raises InvalidEvent when the class has no such field, and InvalidSubject when
+    the names cannot stand in a subject.
     """
     topic = command_subject(to, name)
     event_type = check_token(name.replace(".", "_"), "name")

@@ -51,15 +51,14 @@ _MAX_CHAR_BYTES: Final = 999 // len("1e-999") + 2
 class Outbox:
     """The outbox of one bounded context.
 
-    ``context``: its name as in relay.toml. The subjects, against whose limit `add` checks events, begin with it.
-    It does not choose a database: the target does. If there is a relay.toml (that of ``RELAY_CONFIG``, or in the
-    working directory), a name that it does not declare is refused with UnknownContext, unless ``undeclared`` is
-    true. ``schema``: where its tables are, as in relay.toml; without it they are found by the search_path of the
-    target. ``max_payload``: the broker's limit in bytes for a whole message; nats-server's default is 1 MiB.
+    ``context``: its name as in relay.toml, the beginning of its subjects. The target, not the name, chooses the
+    database. A name that an existing relay.toml (``RELAY_CONFIG``, or in the working directory) does not declare
+    is refused with UnknownContext, unless ``undeclared`` is true. ``schema``: where its tables are; by default the
+    search_path of the target finds them. ``max_payload``: the broker's limit in bytes for a whole message; 1 MiB.
 
-    The outbox never commits. No event is published before the caller's transaction commits. Events added
-    to a SQLAlchemy session are written when it commits. Events added to a connection are written at once; those
-    added to an asynchronous connection when they are awaited, or else before its next command.
+    The outbox never commits, and nothing is published before the caller's transaction does. Events of a SQLAlchemy
+    session are written when it commits, those of a connection at once, and those of an asynchronous connection
+    when they are awaited, or else before its next command.
     """
 
     def __init__(

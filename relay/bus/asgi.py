@@ -26,11 +26,10 @@ _TRACEPARENT: Final = TRACEPARENT.encode()
 class RequestContextMiddleware:
     """An ASGI application around another, such as FastAPI: ``app = RequestContextMiddleware(FastAPI())``.
 
-    Each request runs in a context with the correlation id of its header, and the response names the id. The id is
-    a UUID or text as `relay.domain.identity` allows; the header may be percent-encoded, as handlers get it. An id
-    that is missing, given twice or not allowed is replaced by a new one. A request with a valid ``traceparent`` is
-    a new span of its trace. Put it around the whole application, not in its list of middleware, so that it covers
-    error handlers too.
+    Each request runs in a context with the correlation id of its header (it may be percent-encoded), and the
+    response names the id. An id that is missing, given twice or not allowed is replaced by a new one. A request
+    with a valid ``traceparent`` is a new span of its trace. Put it around the whole application, not in its list
+    of middleware, so that it covers error handlers too.
     """
 
     def __init__(self, app: App) -> None:

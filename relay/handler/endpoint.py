@@ -69,10 +69,9 @@ _log = logging.getLogger("relay.handler")
 class Received(Generic[Payload, AnySession]):
     """One message: the ``call`` of the contract, its ``payload`` as the declared type, and a session.
 
-    ``actor``: who caused the event, None when unknown. ``idempotency_key`` is different for each message and the
-    same for its copies; use it as the key of effects outside the database.
-    Everything written through ``session`` commits together with the row that says that the message is done. Use it
-    for ``Outbox.add`` as well; correlation and causation are filled in.
+    ``actor``: who caused the event, None when unknown. ``idempotency_key``, the same for all copies of a message,
+    is the key of effects outside the database. What is written through ``session``, by ``Outbox.add`` too, commits
+    together with the row that says that the message is done.
     """
 
     call: Call
@@ -109,16 +108,14 @@ class _Attempt(Generic[AnySession]):
 class HandlerEndpoint(Generic[AnySession]):
     """The handler contract for one handler of a service.
 
-    ``name`` distinguishes this handler's dedupe rows from those of other handlers in the same database, so it must
-    not change. ``payloads``: the type of each event's payload by ``name.vN``, ``*`` for every other event.
-    ``secret``: the subscription's ``signing_secret``, or several separated by spaces; None accepts unsigned
-    requests. ``table``: from `processed_events_table`, if the service keeps it in its own metadata.
-    ``max_body``: in bytes, 2 MiB by default.
+    ``name``: its own in the database, and never changed: it stands in its rows. ``payloads``: the type of each
+    event's payload by ``name.vN``, ``*`` for every other event. ``secret``: the subscription's ``signing_secret``,
+    or several separated by spaces; None accepts unsigned requests. ``table``: from `processed_events_table`, if
+    the service keeps it in its own metadata. ``max_body``: in bytes, 2 MiB by default.
 
-    Answers: 200 done · 409 done before · 401 signature missing or wrong · 422 with the reason, for requests
-    that can never work: bad requests, unknown events, `Poison` · 503 database unavailable, deadlock, or another
-    call handles the message now; with ``Retry-After``: `RetryLater` · 500 any other exception. Raises
-    ConfigurationError and InvalidKey.
+    Answers: 200 done · 409 done before · 401 signature missing or wrong · 422 with the reason: bad requests,
+    unknown events, `Poison` · 503 database unavailable, deadlock, or another call handles the message now; with
+    ``Retry-After``: `RetryLater` · 500 any other exception. Raises ConfigurationError and InvalidKey.
     """
 
     @overload
