@@ -21,11 +21,17 @@ from relay.adapters.postgres.sql import statement
 from relay.devstack import PostgresServer
 from relay.domain.errors import DatabaseUnreachable
 from tests.integration.low_water_support import EAGER, busy, marks_of, marks_used
-from tests.integration.publishing import ALL, Relay, event, query
+from tests.integration.publishing import ALL, Relay, event, outbox_rows, query
 from tests.integration.test_publish_path import check_ledger
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
+
+#: How a database that was put back numbers again: with another sequence, or with the same one.
+PUT_BACK = {
+    "anew": "ALTER SEQUENCE outbox_events_seq_seq RESTART",
+    "lower": "SELECT setval('outbox_events_seq_seq', 1, false)",
+}
 
 
 async def test_another_server_is_believed_nothing(relay: Relay, eager: None) -> None:
@@ -36,9 +42,9 @@ async def test_another_server_is_believed_nothing(relay: Relay, eager: None) -> 
     assert max(marks_of(command).values()) > 0
     marks = command._outbox._marks
     marks._next_look = math.inf
-    times, since = marks._epoch
+    later = marks._epoch._replace(since=marks._epoch.since + timedelta(seconds=1))
     async with relay.pool.connection() as conn:
-        found = await marks.find(conn, ALL.lanes, (times, since + timedelta(seconds=1)))
+        found = await marks.find(conn, ALL.lanes, later, marks._decided)
     assert set(found) == {NONE}
 
 
@@ -204,4 +210,19 @@ async def test_positions_may_begin_again(relay: Relay, eager: None) -> None:
     await busy(relay, command)
     query(relay.url, "TRUNCATE outbox_events RESTART IDENTITY")
     relay.add(*[event(f"v{n}") for n in range(20)])
+    await relay.drained(command)
+
+
+@pytest.mark.parametrize("way", PUT_BACK)
+async def test_an_earlier_state_of_the_database_is_read_from_its_beginning(
+    relay: Relay, eager: None, way: str
+) -> None:
+    """A backup was put back beside a worker that runs: nothing is left above the marks, and numbers come again."""
+    await relay.create_stream()
+    command = relay.command()
+    await busy(relay, command)
+    query(relay.url, "DELETE FROM outbox_events")
+    query(relay.url, PUT_BACK[way])
+    relay.add(*[event(f"v{n}") for n in range(20)])
+    assert max(row["seq"] for row in outbox_rows(relay.url)) < min(marks_of(command).values())
     await relay.drained(command)

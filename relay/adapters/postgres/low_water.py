@@ -4,7 +4,8 @@ Published events stay in the index of ready ones while any snapshot is older tha
 would read past all of them. So while claims are slow, a process finds out below which seq a lane has nothing left.
 This low-water mark stays valid: seq values are given in order, and every transaction that got one below it is
 over. Events that are reopened (to be published again) are counted, and end the epoch of all marks. So does a crash
-of the server, because it may give positions out again. Without marks, publishing fell to 0.02 of its rate after
+of the server, because it may give positions out again, and a backup that is put back: another sequence, or one
+that stands lower than before. Without marks, publishing fell to 0.02 of its rate after
 ten minutes under one snapshot.
 """
 
@@ -16,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from psycopg.errors import QueryCanceled
 
@@ -38,8 +39,17 @@ RENEW_INTERVAL_S: Final = 600.0
 #: Below every seq.
 NONE: Final = -(2**63)
 
-#: How often events were reopened, and since when the server runs without a crash. Marks hold for one epoch only.
-Epoch: TypeAlias = tuple[int, datetime]
+
+class Epoch(NamedTuple):
+    """The time for which marks hold.
+
+    ``times``: how often events were reopened. ``since``: since when the server runs without a crash. ``place``:
+    the file of the sequence.
+    """
+
+    times: int
+    since: datetime
+    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +109,13 @@ class LowWaterMarks:
         self._renewal = math.inf
         self._behind = False
 
-    async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch) -> list[int] | None:
+    async def find(self, conn: Connection, lanes: Sequence[int], epoch: Epoch, highest: int) -> list[int] | None:
         """Return the mark of each of these lanes; None while they are so far behind that a claim might time out.
 
-        ``epoch`` was read earlier in this transaction. Each of its statements must have its own snapshot.
+        ``epoch`` and ``highest``, the last seq that was given, were read earlier in this transaction. Each of its
+        statements must have its own snapshot.
         """
-        if epoch != self._epoch:
+        if epoch != self._epoch or (highest < self._decided and await self._set_back(conn)):
             self._begin(epoch)
         if self._time_to_look():
             async with self._lock:
@@ -114,6 +125,12 @@ class LowWaterMarks:
             # Another claim has begun a new epoch meanwhile.
             return [NONE] * len(lanes)
         return None if self._behind else [self._marks[lane] for lane in lanes]
+
+    async def _set_back(self, conn: Connection) -> bool:
+        """Tell whether the sequence stands below what was given, by a look after that was read."""
+        decided = self._decided
+        [[highest]] = await query(conn, "outbox/highest")
+        return bool(highest < decided)
 
     def note(self, seconds: float) -> None:
         """Note how long a claim has taken."""

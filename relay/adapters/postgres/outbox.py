@@ -15,7 +15,7 @@ import psycopg
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.failures import migrated
-from relay.adapters.postgres.low_water import NO_LANE, NONE, SEARCH_LIMITS, LowWaterMarks, SearchLimits
+from relay.adapters.postgres.low_water import NO_LANE, NONE, SEARCH_LIMITS, Epoch, LowWaterMarks, SearchLimits
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import NotPublishable
@@ -168,8 +168,8 @@ class PostgresOutboxAdapter:
         with migrated():
             locked = await query(claim.conn, "outbox/lock_lanes", lanes=list(lanes))
         claim.lanes = [lane for lane, *_ in locked if lane is not None]
-        _, *epoch = locked[0]
-        marks = await self._marks.find(claim.conn, [*claim.lanes, NO_LANE], tuple(epoch))
+        _, *epoch, highest = locked[0]
+        marks = await self._marks.find(claim.conn, [*claim.lanes, NO_LANE], Epoch(*epoch), highest)
         if marks is None:
             return None
         found = await self._claim_from(marks, claim, limit)
