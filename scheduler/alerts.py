@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import Final
@@ -28,6 +29,9 @@ _BRIEF: Final = ("_UNREACHABLE", "CHECK_FAILED", "CONNECTIONS_BUSY")
 
 #: Warnings that alert too: a circuit that opens.
 _AT_ONCE: Final = frozenset({"HANDLER_AWAY"})
+
+#: Lanes stand still and go on together, mostly. They are one condition of their outbox.
+_LANE: Final = re.compile(r"\.(lane \d+|without a key)$")
 
 _log = logging.getLogger("relay.scheduler")
 
@@ -89,7 +93,7 @@ def _answered(diagnosis: Diagnosis) -> Iterable[str]:
 
 def _condition(place: str, finding: Finding) -> Condition:
     kind, _, name = finding.subject.partition(" ")
-    subject = (kind, name) if name else ("server", kind)
+    subject = (kind, _LANE.sub("", name)) if name else ("server", kind)
     text = "; ".join(filter(None, (finding.text, finding.remedy)))
     return Condition(
         code=finding.code.lower(), place=place, subject_type=subject[0], subject=subject[1], reason=text

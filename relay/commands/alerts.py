@@ -120,7 +120,8 @@ class SendAlerts:
         due = [it for it in found if ago.get(it.group, spacing) >= spacing and self._rests_until(it.group) <= now]
         if posted >= self.per_minute or not due:
             return None
-        alert = due[0]
+        # A condition that comes and goes in many places must not delay a failure.
+        alert = min(due, key=lambda it: it.kind is AlertClass.CONDITION)
         try:
             await channel.send(alert.body())
         except AlertRefused as error:

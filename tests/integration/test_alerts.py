@@ -257,6 +257,17 @@ async def test_all_subjects_share_the_limit_of_a_minute(office: Office) -> None:
     assert await office.sender(per_minute=2).run() == 1
 
 
+async def test_a_failure_does_not_wait_behind_conditions(office: Office) -> None:
+    many = [
+        Condition(code="stream_refuses", place="nats", subject_type="stream", subject=f"S{number}", reason="full")
+        for number in range(30)
+    ]
+    await PostgresAlerts(office.pool.connection).observe(many, ["nats"], timedelta(hours=1))
+    await office.dead_letters()
+    await office.sender(per_minute=1).run()
+    assert [alert["class"] for alert in office.channel.taken] == ["dead_letter"]
+
+
 # --- a webhook that is away ---
 
 
@@ -431,6 +442,16 @@ async def test_a_condition_alerts_when_it_begins_while_it_lasts_and_when_it_ends
 def diagnosis(*findings: Finding, answers: bool = True) -> Diagnosis:
     detail = "JetStream with 3 streams" if answers else ""
     return Diagnosis(examined=[Examined(server="nats", milliseconds=1, detail=detail, findings=findings)])
+
+
+async def test_an_outbox_of_which_many_lanes_stand_still_is_one_condition(office: Office) -> None:
+    settings = Settings.model_validate({"contexts": {CONTEXT: {"database_url": "postgresql://x/sea"}}})
+    tick = ConditionTick(CONTEXT, settings, PostgresAlerts(office.pool.connection), office.facts.append)
+    lanes = [f"lane {lane}" for lane in range(30)] + ["without a key"]
+    found = [error("OUTBOX_STALLED", f"events of {CONTEXT}.{lane}", "stand still") for lane in lanes]
+    await tick.observe(diagnosis(*found, error("INBOX_STALLED", f"messages of {CONTEXT}.in", "stand still")))
+    await office.sender().run()
+    assert sorted(it.subject for it in office.raised()) == [f"of {CONTEXT}", f"of {CONTEXT}.in"]
 
 
 async def test_an_error_of_health_is_a_condition_and_one_of_a_moment_is_none(office: Office) -> None:
