@@ -31,7 +31,7 @@ _FINAL: Final = frozenset({"ok", "repeat", "poison"})
 _OUTLIVED: Final = {"hang", "late"}
 _SERVED: Final = frozenset({Source.HTTP, Source.SLOW})
 #: Faults that pause a worker: its calls cannot be cancelled meanwhile.
-PAUSES: Final = frozenset({"worker-freeze", "worker-stall"})
+PAUSES: Final = frozenset({"worker-freeze", "worker-stall", "still-loop", "still-workers"})
 #: How long a hang-up may take to reach the service, and how much longer after it was held back.
 _NEWS_SECONDS: Final = 0.5
 _LATE_NEWS_SECONDS: Final = 2.0

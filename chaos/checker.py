@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from chaos.alerting import all_alerted
 from chaos.cron_runs import one_at_a_time
 from chaos.deployment import MAX_ATTEMPTS
+from chaos.diagnoses import causes_named
 from chaos.evidence import Evidence
 from chaos.fairness import fairly_shared
 from chaos.history import CRASHED
@@ -59,6 +61,8 @@ def judge(
         fairly_shared(evidence, ledger),
         one_at_a_time(evidence),
         seen_by_each(evidence, ledger),
+        causes_named(evidence),
+        all_alerted(evidence),
     ]
     return [
         _meaningful(evidence, ledger, faults_expected),

@@ -25,13 +25,16 @@ from chaos.history import (
     Business,
     ConsumerEnd,
     Effect,
+    Failure,
     History,
     InboxState,
     Incident,
     Letters,
     Noted,
     Operated,
+    Orphan,
     OutboxState,
+    Posted,
     Record,
     Source,
     Stored,
@@ -51,10 +54,18 @@ _PAGE: Final = 10_000
 _CHUNK: Final = 1_000
 
 _UNPUBLISHED: Final = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND dead_at IS NULL"
+#: An alert of a condition may come at any moment.
+_UNSENT: Final = """
+SELECT (SELECT count(*) FROM alerts WHERE sent_at IS NULL AND class <> 'condition')
+     + (SELECT count(*) FROM dead_letters AS d
+        WHERE alerted_at IS NULL AND status = 'open' AND relay_incident_state(d) = 'open')
+"""
 #: What must be none, by database.
 _WAITING: Final[tuple[tuple[str, str, LiteralString], ...]] = (
     ("shop", "events are not published", _UNPUBLISHED),
     ("sea", "events of the consuming context are not published", _UNPUBLISHED),
+    ("shop", "failures of the producing context have not alerted", _UNSENT),
+    ("sea", "failures have not alerted", _UNSENT),
     (
         "sea",
         "messages are not handled",
@@ -80,7 +91,10 @@ _WAITING: Final[tuple[tuple[str, str, LiteralString], ...]] = (
         """,
     ),
 )
-_PUBLISHED: Final = "SELECT id FROM outbox_events WHERE published_at IS NOT NULL"
+#: Nobody reads the events that report others.
+_PUBLISHED: Final = """
+SELECT id FROM outbox_events WHERE published_at IS NOT NULL AND event_type <> 'events_orphaned'
+"""
 _RECEIVED: Final = "SELECT coalesce(source_id, message_id) FROM inbox_messages WHERE subscription <> 'twin'"
 
 _BUSINESS: Final = "SELECT event_id::text, key, place FROM chaos_business"
@@ -111,6 +125,27 @@ FROM dead_letters
 WHERE class <> 'unconfirmed' AND subscription IS DISTINCT FROM 'dead_letters'
 ORDER BY id
 """
+_ORPHANS: Final = """
+SELECT event_id::text, CASE WHEN reported_at IS NULL THEN 'open' ELSE 'reported' END FROM orphaned_events
+UNION ALL
+SELECT id::text, 'notice' FROM outbox_events WHERE event_type = 'events_orphaned'
+"""
+_DEAD_LETTERS: Final = """
+SELECT 'sea', 'dead_letter', d.id::text, count(a.id), count(a.id) FILTER (WHERE a.sent_at > '-infinity')
+FROM dead_letters AS d
+LEFT JOIN alerts AS a ON a.class = 'dead_letter' AND a.about ->> 'id' = d.id::text
+WHERE d.status = 'open' AND relay_incident_state(d) = 'open'
+GROUP BY d.id
+"""
+_DEAD_EVENTS: Final = """
+SELECT 'shop', 'dead_event', e.id::text, count(a.id), count(a.id) FILTER (WHERE a.sent_at > '-infinity')
+FROM outbox_events AS e
+LEFT JOIN alerts AS a
+  ON a.class = 'dead_event' AND a.about ->> 'id' = coalesce(e.originals ->> 'id', e.id::text)
+WHERE e.dead_at IS NOT NULL
+GROUP BY e.id
+"""
+_POSTED: Final = "SELECT class, count(*) FROM alerts WHERE sent_at > '-infinity' GROUP BY class"
 _LETTERS: Final = """
 SELECT count(*) FILTER (WHERE d.id IS NULL),
        (SELECT count(*) FROM dead_letters WHERE class = 'unconfirmed')
@@ -161,6 +196,11 @@ def collect(urls: Urls, nats_url: str, history: History, cold: Path | None = Non
         partial(_records, urls["sea"], _BESIDE, Noted),
         partial(_records, urls["sea"], _INCIDENTS, Incident),
         partial(_records, urls["sea"], _ASKED, _asked),
+        partial(_records, urls["shop"], _ORPHANS, Orphan),
+        partial(_records, urls["sea"], _DEAD_LETTERS, Failure),
+        partial(_records, urls["shop"], _DEAD_EVENTS, Failure),
+        partial(_records, urls["sea"], _POSTED, partial(Posted, "sea")),
+        partial(_records, urls["shop"], _POSTED, partial(Posted, "shop")),
         lambda: asyncio.run(_of_stream(nats_url)),
         partial(_letters, nats_url, urls["sea"]),
     ]

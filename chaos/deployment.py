@@ -19,6 +19,8 @@ from relay.devstack.ports import LOOPBACK
 
 PRODUCING: Final = "shop"
 CONSUMING: Final = "sea"
+#: The role of workers and schedulers. The superuser owns the tables.
+FLEET: Final = "fleet"
 #: The database of the handler service.
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
@@ -71,6 +73,9 @@ _HANDLER_BESIDE: Final = "python:chaos.readers"
 _WITHOUT_END: Final = 1_000_000
 
 _CONTEXTS: Final = f"""\
+[health]
+stalled_after = "10s"
+
 [contexts.{PRODUCING}]
 [contexts.{PRODUCING}.stream]
 name = "{STREAM}"
@@ -79,6 +84,7 @@ max_age = "3h"
 [contexts.{PRODUCING}.archive]
 after = "6h"
 directory = "COLD"
+ALERTS
 [contexts.{PRODUCING}.publish]
 max_attempts = 3
 backoff_initial = "200ms"
@@ -90,6 +96,13 @@ max_age = "3h"
 [contexts.{CONSUMING}.archive]
 after = "6h"
 directory = "COLD"
+ALERTS
+"""
+_ALERTS: Final = """
+[contexts.{context}.alerts]
+webhook = "{url}"
+per_minute = 60
+check_every = "5s"
 """
 # max_deliver is too high to be reached: faults decide how often a message comes, and its handler decides its end.
 _SUBSCRIPTION: Final = """
@@ -116,7 +129,9 @@ handler = "{_HANDLER}"
 """
 
 
-def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS, replicas: int = 1) -> None:
+def write_config(
+    path: Path, service_url: str, alerts_url: str, max_attempts: int = MAX_ATTEMPTS, replicas: int = 1
+) -> None:
     """Write the relay.toml of the run, and make the archive beside it; servers are named by the environment.
 
     ``replicas``: of each stream.
@@ -124,6 +139,8 @@ def write_config(path: Path, service_url: str, max_attempts: int = MAX_ATTEMPTS,
     cold = path.with_name(COLD)
     cold.mkdir(exist_ok=True)
     contexts = _CONTEXTS.replace('"COLD"', json.dumps(str(cold)))
+    for context in (PRODUCING, CONSUMING):
+        contexts = contexts.replace("ALERTS\n", _ALERTS.format(context=context, url=alerts_url), 1)
     contexts = contexts.replace('max_age = "3h"', f'max_age = "3h"\nreplicas = {replicas}')
     subscriptions = "".join(_subscription(source, service_url, max_attempts) for source in Source)
     path.write_text(contexts + subscriptions + _beside() + _LETTER_READER)
@@ -198,6 +215,17 @@ def variables(config: Path, servers: Mapping[str, str]) -> dict[str, str]:
         "NATS_URL": servers["nats"],
         "REDIS_URL": servers["valkey"],
     }
+
+
+def alerts_url(port: int) -> str:
+    """Return where the handler service takes alerts."""
+    return f"http://{LOOPBACK}:{port}/alerts"
+
+
+def of_fleet(server: str) -> str:
+    """Return the address of the PostgreSQL server for the role of workers and schedulers."""
+    parts = urlsplit(server)
+    return parts._replace(netloc=f"{FLEET}:{parts.password}@{parts.hostname}:{parts.port}").geturl()
 
 
 def worker_command(threads: int) -> tuple[str, ...]:

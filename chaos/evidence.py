@@ -14,7 +14,9 @@ from chaos.history import (
     Business,
     Call,
     ConsumerEnd,
+    Diagnosed,
     Effect,
+    Failure,
     Fault,
     Forged,
     Hostile,
@@ -25,13 +27,17 @@ from chaos.history import (
     Noted,
     Operated,
     Operation,
+    Orphan,
     OutboxState,
     Outcome,
     Plan,
+    Posted,
     Produced,
     Ran,
+    Receipt,
     Record,
     Sample,
+    SetBack,
     Source,
     Stored,
     Twins,
@@ -66,6 +72,12 @@ class Evidence:
     ran: list[Ran] = field(default_factory=list)
     twins: list[Twins] = field(default_factory=list)
     notes: list[Noted] = field(default_factory=list)
+    set_back: list[SetBack] = field(default_factory=list)
+    orphans: list[Orphan] = field(default_factory=list)
+    diagnosed: list[Diagnosed] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    posted: list[Posted] = field(default_factory=list)
 
     def noted(self, subscription: str) -> Mapping[str, int]:
         """How often a subscription beside those of the sources has handled each message."""
@@ -93,6 +105,12 @@ _LISTS: Final[dict[type[Any], str]] = {
     Ran: "ran",
     Twins: "twins",
     Noted: "notes",
+    SetBack: "set_back",
+    Orphan: "orphans",
+    Diagnosed: "diagnosed",
+    Receipt: "receipts",
+    Failure: "failures",
+    Posted: "posted",
 }
 _TYPES: Final = {kind.__name__: kind for kind in get_args(Record)}
 

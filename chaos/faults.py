@@ -17,7 +17,9 @@ from chaos.injections import (
     network,
     operators,
     processes,
+    restored,
     servers,
+    still,
     store,
     twins,
     workers,
@@ -165,6 +167,31 @@ def _failover() -> list[Kind]:
     ]
 
 
+def _producer() -> list[Kind]:
+    """Return the faults of the producer's database that nobody but its operators can put right."""
+    alone, shop = frozenset({ALONE}), _only("postgres")
+    return [
+        Kind("producer-adopted", shop, restored.adopted, touches=alone),
+        Kind("producer-reported", shop, restored.reported, touches=alone),
+        Kind("sequence-back", shop, restored.sequence_back),
+    ]
+
+
+def _still() -> list[Kind]:
+    """Return the causes that hold a backlog still until somebody mends them."""
+    alone, postgres, nats = frozenset({ALONE}), _only("postgres"), _only("nats")
+    return [
+        Kind("still-stream", nats, still.stream_full, touches=alone),
+        Kind("still-consumer", nats, still.consumer_deleted, touches=alone),
+        Kind("still-pause", nats, still.consumer_paused, touches=alone),
+        Kind("still-right", postgres, still.right_revoked, touches=alone),
+        Kind("still-lock", postgres, still.table_locked, touches=alone),
+        Kind("still-loop", _role("worker"), still.loop_dead, touches=alone),
+        Kind("still-workers", _only("workers"), still.workers_stopped, touches=alone),
+        Kind("still-schedulers", _only("schedulers"), still.schedulers_stopped, touches=alone),
+    ]
+
+
 def _network() -> list[Kind]:
     links = _only(*LINKS)
     return [
@@ -213,6 +240,8 @@ FAULTS: Final[dict[str, Kind]] = {
         *_store(),
         *_cluster(),
         *_failover(),
+        *_producer(),
+        *_still(),
         *_network(),
         *_people(),
     ]

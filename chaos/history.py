@@ -231,6 +231,71 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class SetBack:
+    """Events that the producer's database has lost, because it was set back. ``decision``: adopt | report."""
+
+    fault: int
+    ids: Sequence[str]
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """What the producer knows at the end of an event that its outbox had not: reported | open.
+
+    Or a ``notice``: the event that reports others to the consumers.
+    """
+
+    id: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """What `relay doctor` said of a cause that held a backlog still.
+
+    ``named``: the seconds until an error named it; ``gone``: from its healing until no error did. None: too long.
+    ``found``: the codes of the last errors before it was healed.
+    """
+
+    fault: int
+    cause: str
+    named: float | None
+    gone: float | None
+    found: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """An alert that came to the webhook, about ``count`` failures. ``taken``: it was answered with 200."""
+
+    context: str
+    kind: str
+    count: int
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A final failure at the end, and how many alerts there are about it, and how many the webhook has taken."""
+
+    context: str
+    kind: str
+    id: str
+    alerts: int
+    posted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """How many alerts of a class the webhook has taken, as the database of a context says."""
+
+    context: str
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hostile:
     """A message that somebody else put into the stream, at ``seq``, which nobody can handle."""
 
@@ -296,10 +361,34 @@ class Ran:
 
 
 WrittenInRun: TypeAlias = (
-    Operation | Fault | Begun | Call | Sample | Lost | Hostile | Forged | Twins | Operated | Ran
+    Operation
+    | Fault
+    | Begun
+    | Call
+    | Sample
+    | Lost
+    | SetBack
+    | Diagnosed
+    | Receipt
+    | Hostile
+    | Forged
+    | Twins
+    | Operated
+    | Ran
 )
 ReadAtEnd: TypeAlias = (
-    Business | OutboxState | Stored | InboxState | Effect | Noted | Incident | Letters | ConsumerEnd
+    Business
+    | OutboxState
+    | Orphan
+    | Stored
+    | InboxState
+    | Effect
+    | Noted
+    | Incident
+    | Letters
+    | Failure
+    | Posted
+    | ConsumerEnd
 )
 Record: TypeAlias = WrittenInRun | ReadAtEnd
 

@@ -75,6 +75,12 @@ class Ledger:
     """Events that an operator had published again."""
     requeued: Mapping[str, int] = field(default_factory=dict)
     """Dead letters that an operator gave back, and how often."""
+    withdrawn: frozenset[str] = frozenset()
+    """Events that the producer's database has lost, because it was set back."""
+    reported: frozenset[str] = frozenset()
+    """Those that were reported to the consumers."""
+    notices: frozenset[str] = frozenset()
+    """The events that report them."""
     hostile: Mapping[str, Hostile] = field(default_factory=dict)
     """What strangers put into the stream, by its id there."""
     stand_ins: frozenset[str] = frozenset()
@@ -95,6 +101,7 @@ class Ledger:
         yield from self.unmade
         yield from self.hostile
         yield from self.stand_ins
+        yield from self.notices
 
 
 def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
@@ -109,6 +116,9 @@ def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
         lost=frozenset(id for tail in evidence.lost for id in tail.ids),
         replayed=frozenset(id for done in evidence.operated if done.action == "replay" for id in done.ids),
         requeued=Counter(id for done in evidence.operated if done.action == "requeue" for id in done.ids),
+        withdrawn=frozenset(id for done in evidence.set_back for id in done.ids),
+        reported=frozenset(it.id for it in evidence.orphans if it.state == "reported"),
+        notices=frozenset(it.id for it in evidence.orphans if it.state == "notice"),
         hostile={message.id: message for message in evidence.hostile},
         stand_ins=frozenset(message.stand_in for message in evidence.hostile),
         letters=evidence.letters[-1] if evidence.letters else None,
@@ -133,10 +143,17 @@ def _settle(ledger: Ledger, evidence: Evidence) -> None:
 
 def _settle_operation(ledger: Ledger, operation: Operation) -> None:
     present = {event.id for event in operation.events} & ledger.rows
-    if 0 < len(present) < len(operation.events):
+    kept = sum(event.id in present or event.id not in ledger.withdrawn for event in operation.events)
+    if 0 < len(present) < kept:
         ledger.torn.append(operation.number)
     for event in operation.events:
-        if event.id in present and operation.kind != ROLLBACK:
+        if event.id in ledger.withdrawn and event.id not in present:
+            # What had reached the stream goes its way. The rest never was.
+            if event.id in ledger.stored or event.id in ledger.inbox:
+                ledger.committed[event.id] = event
+            else:
+                ledger.undone[event.id] = operation.number
+        elif event.id in present and operation.kind != ROLLBACK:
             if event.bad:
                 ledger.bad.append(event.id)
             else:

@@ -34,6 +34,7 @@ def nothing_lost(ledger: Ledger) -> Judgement:
         "processed": sum(row.state == "processed" for row in ledger.inbox.values()),
         "dead-lettered": sum(row.state == "dead-lettered" for row in ledger.inbox.values()),
         "lost by the stream, or deleted": len(ledger.lost),
+        "lost by the producer's database": len(ledger.withdrawn),
     }
     return conclude(1, "nothing committed is lost", _losses(ledger), figures)
 
@@ -45,7 +46,9 @@ def _losses(ledger: Ledger) -> Iterator[str]:
         yield f"operation {number} was one transaction, and the database has only a part of it"
     for id, event in ledger.committed.items():
         row = ledger.outbox.get(id)
-        if row is None:
+        if row is None and id in ledger.withdrawn:
+            yield from _forgotten(ledger, event)
+        elif row is None:
             yield f"event {id} is committed and not in the outbox"
         elif row.state == "dead":
             yield f"event {id} is committed and dead in the outbox"
@@ -53,11 +56,22 @@ def _losses(ledger: Ledger) -> Iterator[str]:
             yield from _losses_after_publishing(ledger, event, row)
 
 
+def _forgotten(ledger: Ledger, event: Produced) -> Iterator[str]:
+    """Judge an event that the producer's database has lost and the consumers have."""
+    if event.id in ledger.stored and event.id not in ledger.reported:
+        yield f"event {event.id} is in the stream, its producer lost it, and it is neither adopted nor reported"
+    yield from _losses_after_storing(ledger, event)
+
+
 def _losses_after_publishing(ledger: Ledger, event: Produced, row: OutboxState) -> Iterator[str]:
     if event.id not in ledger.stored:
         yield f"event {event.id} was published (sequence {row.stream_seq}) and is not in the stream"
     elif event.id not in ledger.lost and (found := _at(ledger, row)) != event.id:
         yield f"the outbox has event {event.id} at sequence {row.stream_seq}, where the stream has {found}"
+    yield from _losses_after_storing(ledger, event)
+
+
+def _losses_after_storing(ledger: Ledger, event: Produced) -> Iterator[str]:
     taken = ledger.inbox.get(event.id)
     if taken is not None:
         yield from _wrong_ends(ledger, event, taken)

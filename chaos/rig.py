@@ -19,7 +19,7 @@ from typing import ClassVar, Final, Self
 
 import psycopg
 
-from chaos import deployment
+from chaos import deployment, tables
 from chaos.disk import SmallDisks
 from chaos.proxy import Link, Proxy, at_port
 from chaos.sampler import Fetched, fetched
@@ -133,6 +133,13 @@ class Rig:
     def settings(self) -> Settings:
         """The configuration, its servers reached without a link."""
         return load_settings(self._config, self.environment)
+
+    @property
+    def fleet_settings(self) -> Settings:
+        """The same with the role of workers and schedulers."""
+        addresses = self.addresses()
+        fleet = addresses | {"postgres": deployment.of_fleet(addresses["postgres"])}
+        return load_settings(self._config, self._environment(fleet))
 
     def of_role(self, role: str) -> list[Supervised]:
         """The processes of a role: worker, scheduler or service."""
@@ -257,8 +264,10 @@ class Rig:
         for name in deployment.LINKS:
             self.links[name] = self.open_link(name, name.partition("-")[2])
         service = deployment.service_url(self.links["worker-service"].port)
-        deployment.write_config(self._config, service, self._max_attempts, self.replicas)
+        alerts = deployment.alerts_url(self._service_port)
+        deployment.write_config(self._config, service, alerts, self._max_attempts, self.replicas)
         provision.prepare(self.stack, self.settings)
+        tables.admit(self.urls, self.postgres.password)
         with contextlib.suppress(psycopg.errors.DuplicateDatabase):
             self.postgres.create_database(deployment.CASES)
         self._write_shell()
@@ -274,7 +283,9 @@ class Rig:
 
     def _linked(self, role: str, *modules: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
-        environment = {**self._environment(self.addresses(role)), **self._extra}
+        addresses = self.addresses(role)
+        fleet = addresses | {"postgres": deployment.of_fleet(addresses["postgres"])}
+        environment = {**self._environment(fleet), **self._extra}
         known = environment.get(_MODULES) or ",".join(OWN_ACTOR_MODULES)
         return {**environment, _MODULES: ",".join([*modules, known, "chaos.cron_jobs"])}
 

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from chaos.history import History, Plan, Source
+from chaos.history import History, Plan, Receipt, Source
 from chaos.plan import Answer, answer_to, plan_of, slowness_of
 from chaos.tables import engine_url
 from relay.devstack.ports import LOOPBACK
@@ -45,6 +45,8 @@ _LOOK_SECONDS: Final = 0.2
 HANGING: Final = "hanging"
 #: While this file is there, the other handler answers 503 to every call.
 AWAY: Final = "away"
+#: One alert of so many is refused.
+_REFUSED_OF_ALERTS: Final = 3
 _ANSWERS: Final = {409: Answer.REPEAT, 422: Answer.POISON}
 #: How long a call hangs if its caller does not hang up, in seconds; it holds the message meanwhile.
 _HANG_SECONDS: Final = 20.0
@@ -66,7 +68,7 @@ class Case(BaseModel):
 
 
 class Service:
-    """The application: two handlers on one database.
+    """The application: two handlers on one database, and a webhook for alerts that fails now and then.
 
     Files in the directory of ``records`` disturb them: the slow one hangs while `HANGING` is there, the other
     is away while `AWAY` is.
@@ -74,12 +76,14 @@ class Service:
 
     def __init__(self, engine: AsyncEngine, history: History, seed: int, records: Path | None = None) -> None:
         self._engine, self._history, self._seed, self._records = engine, history, seed, records
+        self._alerts = 0
         self._endpoint = HandlerEndpoint("chaos", engine, {"http.v1": Case, "slow.v1": Case})
 
     def app(self) -> Starlette:
         """The routes."""
         routes = [
             Route("/handle", self._handle, methods=["POST"]),
+            Route("/alerts", self._alert, methods=["POST"]),
             Route("/healthz", lambda _: Response(), methods=["GET"]),
         ]
         return Starlette(routes=routes, lifespan=self._lifespan)
@@ -117,6 +121,14 @@ class Service:
         if answer is Answer.DROP:
             Connections.drop(request)
         return Response()
+
+    async def _alert(self, request: Request) -> Response:
+        """Take an alert, but not each third one."""
+        body = await request.json()
+        self._alerts += 1
+        taken = bool(self._alerts % _REFUSED_OF_ALERTS)
+        self._history.write(Receipt(body["context"], body["class"], body["count"], taken))
+        return Response(status_code=200 if taken else 503)
 
     async def _count(self, message_id: str) -> int:
         """Count the call in its own transaction, so that a failed call still counts."""

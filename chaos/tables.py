@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
+from psycopg import sql
 from sqlalchemy import MetaData, create_engine
 from sqlalchemy.pool import NullPool
 
+from chaos.deployment import CONSUMING, FLEET, PRODUCING
+from relay.adapters.postgres.grants import grant
 from relay.handler import processed_events_table
 
 _SHOP: Final = """
@@ -83,6 +86,24 @@ def prepare(
     _execute(urls["cases"], _EFFECTS)
     _execute(urls["cases"], _CALLS)
     _create_processed_events(urls["cases"])
+
+
+def admit(urls: Mapping[str, str], password: str) -> None:
+    """Make the role of workers and schedulers, which may do with our tables what it needs, and all with others.
+
+    It sees what other sessions do, so that `relay doctor` can name them. Raises psycopg.Error.
+    """
+    with psycopg.connect(urls["shop"], connect_timeout=5, autocommit=True) as owner:
+        if not owner.execute("SELECT FROM pg_roles WHERE rolname = %s", [FLEET]).rowcount:
+            owner.execute(
+                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE pg_read_all_stats").format(
+                    sql.Identifier(FLEET), sql.Literal(password)
+                )
+            )
+    for context in (PRODUCING, CONSUMING):
+        for what in ("TABLES", "SEQUENCES"):
+            _execute(urls[context], f"ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT ALL ON {what} TO {FLEET}")
+        grant(urls[context], [FLEET], [])
 
 
 def engine_url(url: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, LiteralString
@@ -22,10 +23,13 @@ from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres import inbox, outbox, pipeline, pool, transactions
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
+from relay.adapters.postgres.low_water import LowWaterMarks, SearchLimits
 from relay.adapters.postgres.sql import statement
+from relay.adapters.webhook import Webhook
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.reconcile import FindMissing
 from relay.domain.envelopes import MSG_ID
+from relay.domain.errors import AlertRefused
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Published, Retry
 from relay.ports import HandlerRequest, Message
@@ -159,6 +163,32 @@ def swallow_dead_letter() -> None:
     _patch(RouteToDeadLetter, "route", swallow)
 
 
+def trust_old_marks() -> None:
+    """A worker thinks that it has published what a restored database numbers again. Each claim is a slow one."""
+    begin = LowWaterMarks.__init__
+
+    def begin_eagerly(self: LowWaterMarks, *_: Any) -> None:
+        begin(self, SearchLimits(slow=-1.0, together=0.0, pause=0.0))
+
+    async def never(self: LowWaterMarks, conn: Any) -> bool:
+        return False
+
+    _patch(LowWaterMarks, "__init__", begin_eagerly)
+    _patch(LowWaterMarks, "_set_back", never)
+    _rewrite(pool, "outbox/lock_lanes", "pg_relation_filepath('outbox_events_seq_seq')", "''::text")
+
+
+def ignore_refusals() -> None:
+    """An alert that the webhook refuses counts as sent."""
+    send = Webhook.send
+
+    async def send_anyhow(self: Webhook, body: bytes) -> None:
+        with suppress(AlertRefused):
+            await send(self, body)
+
+    _patch(Webhook, "send", send_anyhow)
+
+
 BUGS: Final[dict[str, Callable[[], None]]] = {
     bug.__name__: bug
     for bug in (
@@ -172,6 +202,8 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
         ask_twice,
         believe_in_the_lease,
         swallow_dead_letter,
+        trust_old_marks,
+        ignore_refusals,
     )
 }
 

@@ -31,7 +31,7 @@ from chaos.deployment import NEXT_RELEASE
 from chaos.disk import SPARE, SmallDisks
 from chaos.faults import FAULTS, UPGRADE
 from chaos.history import History, Ran
-from chaos.injections import hostile, operators, store
+from chaos.injections import hostile, operators, restored, still, store
 from chaos.nemesis import Nemesis, Strike
 from chaos.proxy_connection import Mode
 from chaos.rig import Rig
@@ -296,6 +296,75 @@ def held(rig: Rig, ids: Any) -> set[str]:
     last = store.last_sequence(rig)
     found = store._ask(rig, lambda auditor: auditor.stored(deployment.STREAM, 1, last))
     return {str(message.event_id) for message in found} & set(ids)
+
+
+# --- the producer's database ---
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        pytest.param("producer-adopted", "SELECT id::text FROM outbox_events WHERE published_at IS NOT NULL"),
+        pytest.param(
+            "producer-reported",
+            "SELECT event_id::text FROM orphaned_events WHERE reported_at IS NOT NULL",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_a_producer_is_set_back_and_its_lost_events_are_decided_about(
+    rig: Rig, inject: Any, name: str, known: str
+) -> None:
+    wait_for("the fleet publishes", lambda: published(rig) > 30)
+    inject(name)()
+    [lost] = records(rig).set_back
+    [told] = records(rig).diagnosed
+    assert lost.ids
+    assert (told.named, told.gone) != (None, None), told
+    assert lost.decision in told.cause
+    assert {id for [id] in execute(rig, "shop", known)} >= held(rig, lost.ids) > set()
+    assert {rig.links[link].mode for link in restored.LINKS} == {Mode.PASS}
+    before = published(rig)
+    wait_for("the fleet publishes", lambda: published(rig) > before + 20)
+
+
+def test_the_numbers_of_events_step_back(rig: Rig, inject: Any, notes: list[str]) -> None:
+    number = "SELECT last_value FROM outbox_events_seq_seq"
+    wait_for("many numbers are given", lambda: count(rig, number) > 100)
+    with psycopg.connect(rig.urls["shop"]) as holder:  # nobody gets a number meanwhile
+        holder.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        before = count(rig, number)
+        inject("sequence-back")()
+        assert count(rig, number) == max(before - int(notes[0].split()[0]), 1)
+    goes_on = published(rig)
+    wait_for("the fleet publishes", lambda: published(rig) > goes_on + 20)
+
+
+# --- what holds a backlog still ---
+
+STILL = [name for name in FAULTS if name.startswith("still-")]
+QUICKLY = {"still-pause", "still-loop"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.soak) for name in STILL]
+)
+def test_a_cause_is_named_while_it_holds_a_backlog_and_not_afterwards(rig: Rig, inject: Any, name: str) -> None:
+    inject(name)()
+    [told] = records(rig).diagnosed
+    assert told.named is not None, told
+    assert told.gone is not None, told
+    before = published(rig)
+    wait_for("the fleet publishes", lambda: published(rig) > before + 20)
+
+
+def test_a_cause_of_which_errors_tell_a_part_is_not_named() -> None:
+    named = still.Named(((frozenset({"A"}), "x"), (frozenset({"B", "C"}), "")))
+    assert not named.among({"A": "x"})
+    assert not named.among({"A": "y", "B": "z"})
+    assert named.among({"A": "an x", "C": "z"})
+    assert named.still_in({"C": "z"})
+    assert not named.still_in({"A": "y"})
 
 
 # --- Valkey ---
@@ -701,7 +770,7 @@ def test_messages_with_the_ids_of_events_come_from_another_stream(rig: Rig, inje
 
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
     """Runs after all of the above; a part of them, or some in another process, tell nothing."""
-    assert len(FAULTS) == 56
+    assert len(FAULTS) == 67
     chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
     everything = {name for name in globals() if name.startswith("test_")}
     if chosen == everything and not hasattr(request.config, "workerinput"):
@@ -717,8 +786,8 @@ def drawn(rig: Any, seed: int, count: int) -> list[Strike]:
 
 
 def test_a_seed_is_a_schedule_that_covers_every_kind_before_it_repeats_one(rig: Rig) -> None:
-    first = drawn(rig, 3, 100)
-    assert first == drawn(rig, 3, 100) != drawn(rig, 4, 100)
+    first = drawn(rig, 3, 150)
+    assert first == drawn(rig, 3, 150) != drawn(rig, 4, 150)
     kinds = [strike.kind.name for strike in first]
     possible = sorted(name for name, kind in FAULTS.items() if kind.targets(rig))
     count = len(possible)
@@ -726,7 +795,7 @@ def test_a_seed_is_a_schedule_that_covers_every_kind_before_it_repeats_one(rig: 
     firsts = [[strike.kind.name for strike in drawn(rig, seed, 5)] for seed in range(20)]
     assert {first.index(UPGRADE) for first in firsts} == {*range(5)}
     assert sorted(kinds[count : 2 * count]) == possible
-    assert 0.4 < sum(strike.joins for strike in first) / 100 < 0.8
+    assert 0.4 < sum(strike.joins for strike in first) / 150 < 0.8
 
 
 def test_a_kind_that_this_user_may_not_is_left_out_and_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

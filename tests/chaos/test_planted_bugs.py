@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from chaos.history import Source
+from chaos.judgement import Judgement
 from chaos.run import RunOptions
 from chaos.run import run as run_chaos
 from relay.failpoints import FailpointAction, arm, reached
+from relay.ops.doctor import streams
 from tests.chaos.bugs import BUGS, VARIABLE
 from tests.chaos.crashing import PYTHON_HANDLER, CrashFleet, killed
 from tests.chaos.story import Story, broken
@@ -77,8 +79,15 @@ GUILTY = {
 AT_ONCE = {"ask_twice": ("valkey-flush", 6.0), "believe_in_the_lease": ("handler-hang", 18.0)}
 
 
+#: Bugs that one kind of fault brings to light: how long the run takes, the promise, and the sentence.
+UNDER_A_FAULT = {
+    "trust_old_marks": ("producer-adopted", 15.0, 6, "is waiting in the outbox"),
+    "ignore_refusals": ("poison-rows", 10.0, 15, "and the webhook has got"),
+}
+
+
 def test_every_bug_is_tried() -> None:
-    assert {"none", *GUILTY, *AT_ONCE} == set(BUGS)
+    assert {"none", *GUILTY, *AT_ONCE, *UNDER_A_FAULT} == set(BUGS)
 
 
 #: What `make test` runs: a bug for each way in which a fault brings one to light (none, a kill, a reply that is
@@ -108,11 +117,10 @@ def test_the_same_run_without_the_bug_is_acquitted(server_directory: Path, bug: 
     assert run(server_directory, "none", fault) == {}
 
 
-@pytest.mark.parametrize("bug", sampled(AT_ONCE))
-def test_two_calls_at_once_are_found(server_directory: Path, bug: str) -> None:
-    kind, seconds = AT_ONCE[bug]
+def judged(directory: Path, bug: str, kind: str, seconds: float) -> dict[int, Judgement]:
+    """Run with the bug under one kind of fault, and judge."""
     options = RunOptions(
-        directory=server_directory / "run",
+        directory=directory / "run",
         seconds=seconds,
         seed=1,
         every=(1, 2),
@@ -122,9 +130,31 @@ def test_two_calls_at_once_are_found(server_directory: Path, bug: str) -> None:
         rest=20,
         environment={"RELAY_ACTOR_MODULES": "tests.chaos.bugs,consumer.actors", VARIABLE: bug},
     )
-    found = {
-        judgement.number: judgement for judgement in run_chaos(options, "this test", lambda _: None).judgements
-    }
+    return {it.number: it for it in run_chaos(options, "this test", lambda _: None).judgements}
+
+
+@pytest.mark.parametrize("bug", sampled(AT_ONCE))
+def test_two_calls_at_once_are_found(server_directory: Path, bug: str) -> None:
+    found = judged(server_directory, bug, *AT_ONCE[bug])
     assert "at once" in found[10].violations[0]
     # The service knows a message again: nothing is done twice.
     assert found[3].kept
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("bug", UNDER_A_FAULT)
+def test_a_bug_that_one_kind_of_fault_brings_to_light_is_found(server_directory: Path, bug: str) -> None:
+    kind, seconds, promise, sentence = UNDER_A_FAULT[bug]
+    found = judged(server_directory, bug, kind, seconds)
+    assert sentence in "\n".join(found[promise].violations), found
+    # Where events wait for ever, work stands still, and later ones of a key overtake them.
+    assert {number for number, it in found.items() if not it.kept} <= {promise, 4, 7, 8}, found
+
+
+@pytest.mark.soak
+def test_a_doctor_that_is_blind_is_found(server_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees that a backlog stands still, and not why."""
+    monkeypatch.setattr(streams, "CHECKS", [])
+    found = judged(server_directory, "none", "still-pause", 55.0)
+    assert {number for number, it in found.items() if not it.kept} == {7, 14}
+    assert "consumer_paused was not named, only: STREAM_STALLED" in found[14].violations[0]

@@ -13,7 +13,9 @@ from chaos.history import (
     Business,
     Call,
     ConsumerEnd,
+    Diagnosed,
     Effect,
+    Failure,
     Fault,
     InboxState,
     Incident,
@@ -22,7 +24,9 @@ from chaos.history import (
     OutboxState,
     Outcome,
     Plan,
+    Posted,
     Produced,
+    Receipt,
     Sample,
     Source,
     Stored,
@@ -60,6 +64,13 @@ def good_run(choices: Sequence[Choice] = EVERY_CHOICE) -> Evidence:
     evidence.notes += [Noted(AUDIT, event.id, 1) for event in events if event.source is Source.PYTHON]
     evidence.twins.append(Twins(1, ["e0", "e1"]))
     evidence.notes += [Noted(TWIN, "e0", 1), Noted(TWIN, "e1", 1)]
+    evidence.diagnosed.append(Diagnosed(1, "stream_full", 12.0, 1.0, "STREAM_REFUSES"))
+    evidence.receipts += [
+        Receipt("sea", "dead_letter", 2, taken=False),
+        Receipt("sea", "dead_letter", 2, taken=True),
+    ]
+    evidence.posted.append(Posted("sea", "dead_letter", 2))
+    evidence.failures.append(Failure("sea", "dead_letter", "7", 1, 1))
     evidence.samples += busy(BEGIN, 120)
     evidence.faults += [fault(number, BEGIN + 10 + 20 * number) for number in range(5)]
     return evidence

@@ -14,14 +14,17 @@ from chaos.history import (
     Business,
     ConsumerEnd,
     Effect,
+    Failure,
     Fault,
     InboxState,
     Incident,
     Letters,
     Lost,
+    Orphan,
     OutboxState,
     Outcome,
     Plan,
+    SetBack,
     Source,
     Stored,
 )
@@ -53,6 +56,14 @@ def drop_operation_rows(evidence: Evidence, number: int) -> None:
         drop(evidence.business, event.id)
 
 
+def set_back(evidence: Evidence, *ids: str) -> None:
+    """The producer's database has lost events."""
+    for id in ids:
+        drop(evidence.business, id)
+        drop(evidence.outbox, id)
+    evidence.set_back.append(SetBack(1, ids, "report"))
+
+
 def fail_bad(evidence: Evidence) -> None:
     """The bad row's transaction failed, and the row is in the outbox all the same."""
     evidence.operations[-1] = replace(evidence.operations[-1], outcome=Outcome.FAILED)
@@ -71,8 +82,8 @@ def stand_still(evidence: Evidence, begin: int, seconds: int) -> None:
 
 def test_a_good_run_keeps_every_promise() -> None:
     judgements = judged(good_run())
-    assert list(judgements) == [*range(14)]
-    assert [judgement.violations for judgement in judgements.values()] == [()] * 14
+    assert list(judgements) == [*range(16)]
+    assert [judgement.violations for judgement in judgements.values()] == [()] * 16
 
 
 def test_operations_with_an_unknown_or_wrong_outcome_are_settled_by_the_business_table() -> None:
@@ -105,6 +116,17 @@ MUTATIONS: dict[str, tuple[int, Mutation]] = {
     "a message with a known id was handled twice": (
         13,
         lambda e: e.notes.append(replace(e.notes.pop(), count=2)),
+    ),
+    "a cause that nobody named": (14, lambda e: e.diagnosed.append(replace(e.diagnosed.pop(), named=None))),
+    "a cause that is named for ever": (14, lambda e: e.diagnosed.append(replace(e.diagnosed.pop(), gone=None))),
+    "a failure without an alert": (15, lambda e: e.failures.append(replace(e.failures.pop(), alerts=0))),
+    "a failure with two alerts": (15, lambda e: e.failures.append(replace(e.failures.pop(), alerts=2, posted=2))),
+    "an alert that the webhook never took": (15, lambda e: e.receipts.pop()),
+    "an alert that was not posted": (15, lambda e: e.failures.append(replace(e.failures.pop(), posted=0))),
+    "a lost event that nobody decided about": (1, lambda e: set_back(e, "e0")),
+    "a lost event that its consumer has not got": (
+        1,
+        lambda e: (set_back(e, "e0"), e.orphans.append(Orphan("e0", "reported")), drop(e.inbox, "e0")),
     ),
     "a business row without an operation": (0, lambda e: e.business.append(Business("x", "key-0", 99))),
     "a confirmed operation without its rows": (1, lambda e: drop_operation_rows(e, 0)),
@@ -346,4 +368,24 @@ def test_the_empty_key_has_no_order() -> None:
 def test_effects_of_an_unordered_subscription_have_no_order() -> None:
     evidence = good_run([(Source.HTTP, "key", Plan.ACCEPT), (Source.HTTP, "key", Plan.ACCEPT)])
     exchange_effects(evidence, "e0", "e1")
+    assert broken(evidence) == set()
+
+
+def test_what_a_producer_has_lost_is_adopted_or_reported_or_never_was() -> None:
+    evidence = good_run()
+    adopted = next(row for row in evidence.outbox if row.id == "e0")
+    set_back(evidence, "e0", "e1", "e4", "bad")
+    evidence.outbox.append(adopted)
+    evidence.orphans += [Orphan("e1", "reported"), Orphan("notice", "notice")]
+    evidence.stream.append(Stored(len(evidence.stream) + 1, "notice"))
+    evidence.outbox.append(OutboxState("notice", "published", len(evidence.stream)))
+    vanish(evidence, "e4")  # it had not been published
+    assert broken(evidence) == set()
+
+
+def test_a_dead_event_that_an_operator_gave_back_may_alert_again() -> None:
+    evidence = good_run()
+    evidence.failures.append(Failure("shop", "dead_event", "bad", 2, 2))
+    assert broken(evidence) == {15}
+    evidence.faults[0] = replace(evidence.faults[0], note="outbox retry: done")
     assert broken(evidence) == set()
