@@ -45,7 +45,8 @@ def main() -> int:
     """Parse the command line, run until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m scheduler",
-        description="Enqueues the fleet's jobs: publish, pull, sweep. Reads relay.toml and RELAY_* variables.",
+        description="Enqueues the fleet's jobs: publish, pull, sweep. Sends alerts. "
+        "Reads relay.toml and RELAY_* variables.",
     )
     parser.add_argument("--list", action="store_true", help="print the jobs and their intervals, then exit")
     arguments = parser.parse_args()

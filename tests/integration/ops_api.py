@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+import jsonschema_rs
 
 from relay.ops.api.app import ContextPools, create_app
 from relay.ops.api.common import Ops, OpsLimits
@@ -75,3 +76,16 @@ def configured(database: str, nats: str, redis: str, **more: Any) -> Settings:
             **more,
         }
     )
+
+
+def misfit(document: dict[str, Any], method: str, path: str, status: int, body: Any) -> str | None:
+    """Why a body is not what the document declares for this answer; None if it is."""
+    declared = document["paths"][path][method.lower()]["responses"].get(str(status))
+    if declared is None:
+        return f"{status} is not declared: {body}"
+    schema = declared["content"]["application/json"]["schema"]
+    try:
+        jsonschema_rs.validate({**schema, "components": document["components"]}, body)
+    except jsonschema_rs.ValidationError as error:
+        return str(error)
+    return None

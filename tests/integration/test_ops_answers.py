@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import jsonschema_rs
 import pytest
 
 from relay.devstack import NatsServer, ValkeyServer
 from relay.ops.kinds import ARCHIVED, DEAD_JOBS, JOBS, KINDS, PARKED
-from tests.integration.ops_api import Api, serving
+from tests.integration.ops_api import Api, misfit, serving
 from tests.integration.ops_rows import real_rows
 from tests.unit.ops_support import TOKENS
 
@@ -28,19 +27,6 @@ async def document_of(api: Api) -> dict[str, Any]:
         if name.endswith("Out"):
             schema["additionalProperties"] = False
     return document
-
-
-def misfit(document: dict[str, Any], method: str, path: str, status: int, body: Any) -> str | None:
-    """Why a body is not what the document declares for this answer; None if it is."""
-    declared = document["paths"][path][method.lower()]["responses"].get(str(status))
-    if declared is None:
-        return f"{status} is not declared: {body}"
-    schema = declared["content"]["application/json"]["schema"]
-    try:
-        jsonschema_rs.validate({**schema, "components": document["components"]}, body)
-    except jsonschema_rs.ValidationError as error:
-        return str(error)
-    return None
 
 
 def about_nothing(body: Any) -> bool:

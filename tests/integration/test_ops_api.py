@@ -13,7 +13,7 @@ import pytest
 from relay.devstack import NatsServer, ValkeyServer
 from tests.integration.console_pages import Browser
 from tests.integration.incidents import Desk, at_the_desk
-from tests.integration.ops_api import Api, configured, serving
+from tests.integration.ops_api import Api, configured, misfit, serving
 from tests.integration.publishing import query
 from tests.integration.tasking import Mail, Tasks
 from tests.pages import code
@@ -235,7 +235,9 @@ async def test_probes_name_each_server_with_time_and_error(api: Api) -> None:
 
 async def test_without_any_database_it_is_not_ready(nats_server: NatsServer, valkey: ValkeyServer) -> None:
     async with serving(configured("postgresql://127.0.0.1:1/sea", nats_server.url, valkey.url)) as api:
-        assert (await api.get("/readyz", 503))["ready"] is False
+        body = await api.get("/readyz", 503)
+        assert body["ready"] is False
+        assert misfit(await api.get("/openapi.json"), "GET", "/readyz", 503, body) is None
 
 
 async def test_the_document_describes_every_route(api: Api) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,17 +38,45 @@ def process(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_help_and_list_say_what_it_does(tmp_path: Path) -> None:
     config = configuration(tmp_path, database_url="postgresql://127.0.0.1:9/sea", namespace="t")
     with process(config, "--help") as running:
-        assert "Enqueues the fleet's jobs" in running.communicate(timeout=200)[0]
+        said = " ".join(running.communicate(timeout=200)[0].split())
+        assert "Enqueues the fleet's jobs: publish, pull, sweep. Sends alerts." in said
         assert running.returncode == 0
     with process(config, "--list") as running:
         lines = running.communicate(timeout=200)[0].splitlines()
         assert running.returncode == 0
-    table = [line.split() for line in lines]
-    assert table[0] == ["publish:sea", "every", "3600", "s"]
-    assert ["pull:sea", "every", "0.5", "s"] in table
-    assert ["resend:sea", "every", "2", "s"] in table
-    assert ["mend:sea", "every", "5", "s"] in table
-    assert len(lines) == 11
+    assert dict(line.split(maxsplit=1) for line in lines) == {
+        "publish:sea": "every 3600 s",
+        "deliver_tasks:sea": "every 0.25 s",
+        "sweep_tasks:sea": "every 2 s",
+        "alerts:sea": "every 3 s",
+        "conditions:sea": "every 15 s",
+        "pull:sea": "every 0.5 s",
+        "reconcile_stream:sea": "every 30 s",
+        "prune:sea": "every 3600 s",
+        "look_after:sea": "every 3 s",
+        "resend:sea": "every 2 s",
+        "mend:sea": "every 5 s",
+    }
+
+
+def test_the_page_has_every_job_that_is_listed(tmp_path: Path) -> None:
+    """Those of a configuration that has all of them."""
+    config = configuration(tmp_path, database_url="postgresql://127.0.0.1:9/sea", namespace="t")
+    everything = f"""
+        [contexts.sea.archive]
+        after = "90d"
+        directory = "{tmp_path}"
+        [contexts.sea.backpressure]
+        above = 10
+        [metrics]
+        scheduler = 9464
+    """
+    config.write_text(config.read_text() + everything)
+    with process(config, "--list") as running:
+        listed = {line.partition(":")[0] for line in running.communicate(timeout=200)[0].splitlines()}
+    page = (Path(__file__).parents[2] / "docs/how-to/scheduling.md").read_text()
+    # Cron jobs are listed by their names, so the duty that opens their runs is not.
+    assert {*re.findall(r"^\| `(\w+):CONTEXT` \|", page, re.MULTILINE)} == listed | {"crons"}
 
 
 def test_a_wrong_configuration_is_named_and_nothing_starts(tmp_path: Path) -> None:

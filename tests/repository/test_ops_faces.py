@@ -77,6 +77,19 @@ def test_each_command_has_a_route_or_a_reason() -> None:
     assert {it: place(it) for it in given - reasons if place(it) not in paths} == {}
 
 
+def test_each_answer_that_a_route_declares_has_a_body() -> None:
+    """Every answer is JSON, those of errors too: who reads the document must know its form."""
+    declared = app_of(guarded=True)._app._app.openapi()["paths"]
+    answers = {
+        (method, path, status): answer
+        for path, methods in declared.items()
+        for method, route in methods.items()
+        for status, answer in route["responses"].items()
+    }
+    assert ("get", "/readyz", "503") in answers
+    assert [it for it, answer in answers.items() if "application/json" not in answer.get("content", {})] == []
+
+
 # --- each kind of rows is in each face, with all that its description has ---
 
 
