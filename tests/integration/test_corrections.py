@@ -20,6 +20,7 @@ from relay import Event, Outbox
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.devstack import NatsServer
 from relay.domain.errors import InvalidHandler
+from relay.domain.incidents import IncidentFilter
 from tasks import schedule
 from tests.integration.consuming import SUBSCRIPTION
 from tests.integration.incidents import Desk, at_the_desk
@@ -44,7 +45,15 @@ class Corrected:
         return [row["n"] for row in await self.desk.sub.query("SELECT n FROM effects ORDER BY n")]
 
     async def ends(self) -> list[str | None]:
-        return [row["correction"] for row in await self.desk.rows()]
+        """How corrections ended: as the rows have it, and as operators see it in lists and of one incident."""
+        found = [(row["id"], row["correction"]) for row in await self.desk.rows()]
+        listed = await self.desk.incidents.find(IncidentFilter(), 100)
+        assert sorted((row["id"], row["correction"]) for row in listed.items) == sorted(found)
+        for id, correction in found:
+            shown = await self.desk.incidents.get(id)
+            assert shown is not None
+            assert shown["correction"] == correction
+        return [correction for _, correction in found]
 
     async def failures(self) -> list[str]:
         found = await self.desk.sub.query("SELECT reason FROM alerts WHERE class = 'failed_correction'")

@@ -104,10 +104,11 @@ async def alive() -> Response:
     return json_response({"status": "ok"})
 
 
-_NOT_READY: Final = {503: {"model": dict[str, Any], "description": "no database answers"}}
-
-
-@probes.get("/readyz", response_model=dict[str, Any], responses=_NOT_READY)
+@probes.get(
+    "/readyz",
+    response_model=dict[str, Any],
+    responses={503: {"model": dict[str, Any], "description": "no database answers"}},
+)
 async def ready(ops: Asked) -> Response:
     """Name each server with the time it took, and the codes of its errors. 503 if no database answers."""
     # As a process asks: a backlog that stands still is no reason to take the console away.

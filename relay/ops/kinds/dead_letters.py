@@ -65,6 +65,8 @@ DEAD_LETTERS: Final = Kind(
         Column(name="closed_at", label="Closed", show="time"),
         Column(name="closed_by", label="Closed by"),
         Column(name="note", label="Note"),
+        # How the application's correction ended: done, failed, or none for its type.
+        Column(name="correction", label="Correction"),
         Column(name="handled_at", label="Handled since", show="time"),
         Column(name="reason_code", label="Code", show="code", on_page=False),
         Column(name="reason", label="Reason", show="reason", on_page=False),

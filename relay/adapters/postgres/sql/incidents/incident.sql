@@ -2,7 +2,7 @@
 SELECT d.id, d.message_id, d.occurrence, d.recorded_at, d.subscription, d.subject, d.stream, d.stream_seq,
        d.event_type, d.correlation_id, d.causation_id, d.originals, d.class, d.reason, d.attempts,
        relay_incident_state(d) AS status,
-       d.snoozed_until, d.closed_at, d.closed_by, d.note,
+       d.snoozed_until, d.closed_at, d.closed_by, d.note, d.correction,
        CASE WHEN d.status = 'requeued' THEN i.processed_at END AS handled_at,
        d.headers, d.original
 FROM dead_letters AS d
