@@ -7,7 +7,7 @@ from typing import Final
 
 from chaos.calls import CALLED_ONCE
 from chaos.evidence import Evidence
-from chaos.history import QUICK, Fault, Outcome
+from chaos.history import BEHIND, QUICK, Fault, Outcome
 from chaos.judgement import Figure, Judgement, conclude
 from chaos.ledger import Ledger
 from chaos.recovery import percentile
@@ -42,7 +42,7 @@ def _starved(waits: list[tuple[Fault, list[float]]]) -> Iterator[str]:
 
 
 def _hangs(evidence: Evidence) -> list[Fault]:
-    return [fault for fault in evidence.faults if fault.kind == HANG]
+    return [fault for fault in evidence.faults if fault.kind == HANG and BEHIND not in fault.note]
 
 
 def _waits(evidence: Evidence, ledger: Ledger, hang: Fault, called: Mapping[str, float]) -> list[float]:

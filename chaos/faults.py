@@ -182,6 +182,7 @@ def _still() -> list[Kind]:
     alone, postgres, nats = frozenset({ALONE}), _only("postgres"), _only("nats")
     return [
         Kind("still-stream", nats, still.stream_full, touches=alone),
+        Kind("still-sealed", nats, still.stream_sealed, touches=alone),
         Kind("still-consumer", nats, still.consumer_deleted, touches=alone),
         Kind("still-pause", nats, still.consumer_paused, touches=alone),
         Kind("still-right", postgres, still.right_revoked, touches=alone),

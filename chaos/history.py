@@ -93,6 +93,10 @@ class Operation:
 CRASHED: Final = "crashed with"
 
 
+#: In the note of a hang that began while a busy machine had other work left: what waits beside it tells nothing.
+BEHIND: Final = "the fleet had not caught up"
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault, from its injection to the moment it was healed."""

@@ -14,7 +14,7 @@ import psycopg
 
 from chaos.cron_jobs import ASKED
 from chaos.deployment import CONSUMING, NEXT_RELEASE, PRODUCING
-from chaos.history import CRASHED, Operated, now
+from chaos.history import BEHIND, CRASHED, Operated, now
 from chaos.service import AWAY, HANGING
 from chaos.stage import Stage
 from relay.adapters.postgres.migrations import status, upgrade
@@ -211,7 +211,7 @@ def await_caught_up(stage: Stage) -> None:
             if _behind(stage, PRODUCING, _UNPUBLISHED) + _behind(stage, CONSUMING, _UNTRIED) <= _HARDLY_ANY:
                 return
         stage.over.wait(_LOOK_SECONDS)
-    stage.note("the fleet had not caught up")
+    stage.note(BEHIND)
 
 
 def _behind(stage: Stage, context: str, statement: str) -> int:

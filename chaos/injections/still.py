@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from nats.js import JetStreamContext
 
-from chaos.deployment import CONSUMING, FLEET, PRODUCING, STREAM
+from chaos.deployment import CONSUMING, FLEET, PRODUCING, STREAM, TWIN, TWIN_STREAM
 from chaos.history import Diagnosed, Source
 from chaos.injections import operators
 from chaos.levers import STALL
@@ -34,6 +34,14 @@ _LOOK_SECONDS: Final = 0.5
 _FOR_GOOD: Final = 600.0
 _SUCCESSOR_SECONDS: Final = 30.0
 _CONSUMER: Final = f"{CONSUMING}__{Source.PYTHON}"
+_TWIN: Final = f"{CONSUMING}__{TWIN}"
+#: How long the reader of a sealed stream may take for the rest, in seconds.
+_READ_WITHIN: Final = 60.0
+#: An event that nobody reads, of the consuming context.
+_EVENT: Final = """
+INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+VALUES (gen_random_uuid(), 'probe', gen_random_uuid()::text, 'probe', '{}')
+"""
 
 #: Codes of findings, of which one must be there, and what its text must say.
 Telling: TypeAlias = tuple[frozenset[str], str]
@@ -144,6 +152,34 @@ def _of_stream(stage: Stage, most: int | None) -> int:
         return -1 if before is None else before
 
     return int(_jetstream(stage, change))
+
+
+@_naming(_one("STREAM_REFUSES", "is sealed"), (_NOT_PUBLISHED, ""))
+@contextmanager
+def stream_sealed(stage: Stage, _target: str) -> Iterator[None]:
+    """Somebody has sealed a stream, for which an event waits. The stream is read to its end and made anew."""
+
+    async def seal(js: JetStreamContext) -> None:
+        info = await js.stream_info(TWIN_STREAM)
+        info.config.sealed = True
+        await js.update_stream(info.config)
+
+    async def delete(js: JetStreamContext) -> None:
+        deadline = time.monotonic() + _READ_WITHIN
+        while (info := await js.consumer_info(TWIN_STREAM, _TWIN)).num_pending or info.num_ack_pending:
+            if time.monotonic() > deadline:
+                raise DevStackError(f"{_TWIN} does not read {TWIN_STREAM} to its end")
+            await asyncio.sleep(_LOOK_SECONDS)
+        await js.delete_stream(TWIN_STREAM)
+
+    _jetstream(stage, seal)
+    try:
+        with psycopg.connect(stage.rig.urls[CONSUMING], connect_timeout=5) as sea:
+            sea.execute(_EVENT.encode())
+        yield
+    finally:
+        _jetstream(stage, delete)
+        stage.note(f"streams ensure: {operators.run(stage, ('streams', 'ensure'))}")
 
 
 @_naming(_one("CONSUMER_MISSING", "does not exist"))

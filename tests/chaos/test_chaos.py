@@ -9,7 +9,9 @@ from pathlib import Path
 
 from chaos.deployment import NEXT_RELEASE
 from chaos.evidence import read
+from chaos.fairness import HANG
 from chaos.faults import UPGRADE
+from chaos.history import BEHIND
 from chaos.run import RunOptions, run
 from chaos.windows import Windows
 from relay.adapters.postgres.revisions import in_order, newest
@@ -26,11 +28,12 @@ def test_a_run_under_faults_keeps_every_promise(server_root: Path) -> None:
     assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-3_000:]
     beside = re.search(r"quick messages beside them ([\d,]+)", done.stdout)
     assert beside is not None
-    assert int(beside[1].replace(",", "")) > 50
     [directory] = (server_root / "chaos").iterdir()
     page = (directory / "report.html").read_text()
     assert ("✓ kept" in page, "BROKEN" in page) == (True, False)
     evidence = read(directory / "history")
+    [hang, *_] = [fault for fault in evidence.faults if fault.kind == HANG]
+    assert int(beside[1].replace(",", "")) > 50 or BEHIND in hang.note
     assert len(evidence.business) >= 2_500
     assert len(evidence.faults) >= 12
     assert len({fault.kind for fault in evidence.faults}) >= 10

@@ -47,7 +47,7 @@ from relay.devstack.ports import LOOPBACK
 from relay.domain.identity import MSG_ID
 from relay.domain.schedule import CLAIM
 from tests.sampling import marked
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 
 SOON = 0.4
 #: Kinds for several servers: see test_topologies.py.
@@ -247,8 +247,8 @@ def test_a_stream_loses_its_tail_and_the_fleet_brings_it_back(rig: Rig, inject: 
     assert lost.ids
     assert lost.fault == 1
     assert {rig.links[link].mode for link in store.LINKS} == {Mode.PASS}
-    # The look at each reconnect may come before the loss is there; the next is half a minute later.
-    wait_for("what was lost is in the stream", lambda: set(lost.ids) <= held(rig, lost.ids), 60)
+    # The look at each reconnect may come before the loss is there; the next is half a minute later, and may fail.
+    wait_for("what was lost is in the stream", lambda: set(lost.ids) <= held(rig, lost.ids))
 
 
 def test_a_loss_is_told_exactly(rig: Rig, history: History) -> None:
@@ -711,7 +711,8 @@ def test_a_job_comes_every_ten_seconds_and_runs_for_longer_than_a_lease_at_times
         return [run for run in runs(rig, cron_jobs.STEADY) if run.done and run.ended - run.began > lease]
 
     before = len(long())
-    wait_for("one of these runs ends", lambda: len(long()) > before, 90)
+    # Each third run is long. On a busy machine one may lose its claim and be cancelled; then the next one counts.
+    wait_for("one of these runs ends", lambda: len(long()) > before, 3 * DEADLINE_S)
 
 
 def runs(rig: Rig, job: str) -> list[Ran]:
@@ -770,7 +771,7 @@ def test_messages_with_the_ids_of_events_come_from_another_stream(rig: Rig, inje
 
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
     """Runs after all of the above; a part of them, or some in another process, tell nothing."""
-    assert len(FAULTS) == 67
+    assert len(FAULTS) == 68
     chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
     everything = {name for name in globals() if name.startswith("test_")}
     if chosen == everything and not hasattr(request.config, "workerinput"):

@@ -133,9 +133,9 @@ def test_the_calls_are_those_of_the_plan(run: Evidence) -> None:
         calls[call.message_id].append(call.answer)
     good = of(run)
     assert calls.keys() == good.keys()
-    assert {id: answers[0] for id, answers in calls.items()} == {id: planned(e)[0] for id, e in good.items()}
     # On a slow machine a call may take longer than its time, and is then made again.
-    others = [event for id, event in good.items() if calls[id] != planned(event)]
+    assert all(answers[0] in {planned(good[id])[0], "late"} for id, answers in calls.items())
+    others = [event for id, event in good.items() if calls[id] != planned(event) and "late" not in calls[id]]
     assert len(others) < len(good) / 100, others
 
 

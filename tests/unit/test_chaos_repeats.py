@@ -8,6 +8,7 @@ import pytest
 
 from chaos.evidence import Evidence
 from chaos.history import (
+    BEHIND,
     Begun,
     Call,
     Fault,
@@ -327,6 +328,12 @@ def test_quick_messages_wait_for_no_hanging_handler(wait: float, kept: bool) -> 
 def test_a_wait_that_another_fault_may_have_caused_is_not_judged() -> None:
     assert not judged(hanging_run(6, fault(2, BEGIN + 35)))[11].kept
     assert judged(hanging_run(6, fault(2, BEGIN + 53)))[11].kept
+
+
+def test_a_hang_that_began_while_much_waited_is_not_judged() -> None:
+    evidence = hanging_run(6)
+    evidence.faults[0] = replace(evidence.faults[0], note=BEHIND)
+    assert judged(evidence)[11].kept
 
 
 def test_a_run_without_a_hang_breaks_no_promise() -> None:
