@@ -61,3 +61,8 @@ def test_the_list_for_agents_has_each_page_but_single_decisions() -> None:
     listed_there = {link.removeprefix("docs/") for link in links(ROOT / "llms.txt") if link.startswith("docs/")}
     pages = {page.relative_to(DOCS).as_posix() for page in PAGES}
     assert listed_there == {page for page in pages if not page.startswith("decisions/0")}
+
+
+def test_the_pages_are_no_longer_than_somebody_reads() -> None:
+    """Say a thing once and shortly: what code or another page says need not stand here."""
+    assert sum(len(page.read_text().split()) for page in PAGES) <= 70_000
