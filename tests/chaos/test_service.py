@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from chaos.evidence import read
-from chaos.history import Plan, Source
+from chaos.history import Plan, Receipt, Source
 from chaos.plan import Answer, effects_of, failures_of, plan_of, slowness_of
 from chaos.service import AWAY, HANGING
 from chaos.tables import prepare
@@ -221,3 +221,12 @@ def test_sigterm_ends_it_though_a_call_hangs(service: Client, url: str) -> None:
 def counted(url: str) -> bool:
     with psycopg.connect(url) as connection:
         return bool(connection.execute("SELECT FROM chaos_calls").fetchall())
+
+
+def test_each_third_alert_is_refused_and_all_are_recorded(service: Client, tmp_path: Path) -> None:
+    alert = {"context": "sea", "class": "dead_letter", "count": 4}
+    url = f"http://127.0.0.1:{service.port}/alerts"
+    assert [httpx2.post(url, json=alert).status_code for _ in range(6)] == [200, 200, 503] * 2
+    assert (
+        read(tmp_path).receipts == [Receipt("sea", "dead_letter", 4, taken) for taken in (True, True, False)] * 2
+    )
