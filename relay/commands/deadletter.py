@@ -9,12 +9,12 @@ from uuid import uuid4
 
 from relay.commands.incidents import RecordIncidents
 from relay.domain import traceparent
-from relay.domain.envelopes import MSG_ID
+from relay.domain.envelopes import LETTER, MSG_ID
 from relay.domain.errors import BrokerRefused, BrokerUnreachable, Outage
 from relay.domain.facts import DeadLetterDelayed, FactSink, ForeignLetterFound, MessageDeadLettered
 from relay.domain.identity import ID, Id
 from relay.domain.incidents import encode_original
-from relay.domain.letters import INBOX_ID, LETTER, another_id, is_letter, is_same_letter, letter_id
+from relay.domain.letters import INBOX_ID, another_id, is_letter, is_same_letter, letter_id
 from relay.domain.limits import WIRE_RESERVE_BYTES
 from relay.domain.policies import DeadLetter, Published
 from relay.domain.routing import EXPECTED_STREAM, dead_letter_subject

@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import UUID, uuid5
 
 from relay.domain.disclosure import clean, safe_text
+from relay.domain.envelopes import LETTER
 from relay.domain.errors import MalformedMessage
 from relay.domain.identity import (
     CAUSATION_ID,
@@ -28,8 +29,6 @@ from relay.domain.identity import (
 from relay.domain.policies import DeadLetterClass
 from relay.domain.subject import is_letter_subject
 
-#: The header of every letter, with the name of the context that wrote it.
-LETTER: Final = "Relay-Dead-Letter"
 #: The field of a letter that holds the key of the inbox, if this is not the message's id.
 INBOX_ID: Final = "inbox_id"
 #: The payload of EVT-047-002: whatever has these fields is a letter.

@@ -15,9 +15,10 @@ from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.inbox_operations import PostgresMessageOperations
 from relay.devstack import NatsServer
+from relay.domain.envelopes import LETTER
 from relay.domain.errors import BrokerRefused
 from relay.domain.facts import DeadLetterDelayed, ForeignLetterFound, MessageDeadLettered
-from relay.domain.letters import LETTER, letter_id
+from relay.domain.letters import letter_id
 from relay.domain.operators import Operator
 from relay.ports import HeldMessage
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription
@@ -400,16 +401,36 @@ async def test_a_letter_that_dies_is_an_incident_and_no_letter(desk: Desk, filte
     assert len(await desk.rows()) == 6
 
 
+@pytest.mark.parametrize("envelope", ["handler", "message-envelope", "cloudevents", "raw"])
+async def test_a_subscription_gets_each_letter_of_its_own_context(desk: Desk, envelope: str) -> None:
+    """Whatever its envelope is: a letter has one form, and an id of its own beside that of the message."""
+    died = [str(await desk.died(422)) for _ in range(3)]
+    reader = await reading(desk, desk.sub.dlq, f"{desk.sub.context}.dlq.>")
+    handler = Handler()
+    await reader.pull(envelope=envelope).accept(await reader.fetch())
+    for id in reader.enqueued:
+        await reader.process(handler, envelope=envelope).process(id)
+    told = [json.loads(it.body) for it in handler.requests]
+    assert [it["payload"]["message_id"] for it in told] == died
+    assert [it["message_id"] for it in told] == [own_id(desk, UUID(id)) for id in died]
+    if envelope != "raw":
+        assert {(it["event_type"], it["event_version"]) for it in told} == {("message_dead_lettered", 1)}
+        assert [it["causation_id"] for it in told] == died
+    assert await desk.record().run() == 3
+    assert len(await desk.rows()) == 3
+
+
 async def test_letters_that_nobody_can_read_do_not_multiply(desk: Desk) -> None:
-    """The envelope of the subscription is not that of letters, so each of them is dead on arrival."""
-    for _ in range(3):
-        await desk.died(422)
+    """Foreign messages among the letters: each of them is dead on arrival."""
+    for n in range(3):
+        await put(desk, b"no JSON" if n else b"{}", **{LETTER: desk.sub.context})
     reader = await reading(desk, desk.sub.dlq, f"{desk.sub.context}.dlq.>")
     for _ in range(3):
         await reader.pull(envelope="message-envelope").accept(await reader.fetch())
         for id in reader.enqueued:
             await reader.process(Handler(), envelope="message-envelope").process(id)
     assert await count(desk, desk.sub.dlq) == 3
+    assert [row["dead_lettered_at"] is not None for row in await desk.sub.rows()] == [True] * 3
 
 
 @pytest.mark.parametrize("transformed", [False, True])

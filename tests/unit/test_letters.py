@@ -9,9 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from relay.domain.envelopes import LETTER
 from relay.domain.identity import Identity, stand_in_id
 from relay.domain.incidents import encode_original
-from relay.domain.letters import LETTER, Match, another_id, is_letter, is_same_letter, letter_id, read_letter
+from relay.domain.letters import Match, another_id, is_letter, is_same_letter, letter_id, read_letter
 from relay.domain.policies import DeadLetterClass
 
 ID = uuid4()

@@ -19,6 +19,7 @@ from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor, actor_of, read_actor
 from relay.domain.envelopes.cloudevents import CLOUDEVENTS
 from relay.domain.envelopes.event import Envelope, Incoming, Outgoing, Own, by_version
 from relay.domain.envelopes.handler import HANDLER
+from relay.domain.envelopes.letter import DEAD_LETTER, LETTER
 from relay.domain.envelopes.message_envelope import MESSAGE_ENVELOPE
 from relay.domain.envelopes.raw import RAW
 from relay.domain.errors import InvalidActor, InvalidSubject, MalformedMessage
@@ -42,6 +43,7 @@ from relay.domain.traceparent import TRACEPARENT, Trace, find
 
 __all__ = [
     "ENVELOPES",
+    "LETTER",
     "MSG_ID",
     "Envelope",
     "Incoming",
@@ -104,7 +106,7 @@ def encode(envelope: Envelope | str, event: Outgoing, generation: int = 0) -> tu
 
 def decode(envelope: Envelope | str, subject: str, headers: Mapping[str, str], body: bytes) -> Incoming:
     """Read a received message. Raises MalformedMessage, naming the part that cannot be used."""
-    return _read(_of(envelope), subject, headers, body)[0]
+    return _read(_reader(envelope, headers, body), subject, headers, body)[0]
 
 
 def headers_of(event: Incoming, headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -129,6 +131,13 @@ def read_request(subject: str, headers: Mapping[str, str], body: bytes) -> Incom
 
 def _of(envelope: Envelope | str) -> Envelope:
     return ENVELOPES[envelope] if isinstance(envelope, str) else envelope
+
+
+def _reader(envelope: Envelope | str, headers: Mapping[str, str], body: bytes) -> Envelope:
+    """The envelope that a message has: that of its subscription, unless it is a letter. ``raw`` reads any JSON."""
+    form = _of(envelope)
+    is_letter = LETTER in headers and form is not RAW and b'"original_subject"' in body
+    return DEAD_LETTER if is_letter else form
 
 
 def _read(envelope: Envelope, subject: str, headers: Mapping[str, str], body: bytes) -> tuple[Incoming, Any]:
@@ -217,7 +226,7 @@ def handler_request(
     ``stored_at`` is used if the event has no time of its own. A complete ``handler`` body is passed on unchanged.
     Raises MalformedMessage.
     """
-    form = _of(envelope)
+    form = _reader(envelope, headers, body)
     event, content = _read(form, subject, headers, body)
     ids = _ids(event)
     known = {
