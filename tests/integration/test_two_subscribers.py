@@ -192,6 +192,17 @@ async def test_operators_find_every_row_by_the_id_of_the_source(orders: Subscrip
         dead = await incidents.find(IncidentFilter(message_id=asked), 10)
         assert sorted(it["subscription"] for it in dead.items) == both
         assert {str(it["message_id"]) for it in dead.items} == {str(id)}
+    keys = {row["subscription"]: str(row["message_id"]) for row in await orders.rows()}
+    for asked in (str(id), keys["audit"]):
+        row = await messages.get(asked)
+        assert row is not None
+        [other] = {*both} - {row["subscription"]}
+        assert row["others"] == f"{keys[other]} of {other}"
     found = await read(orders.pool.connection, LifeSearch.of(str(id)))
     assert sorted(it["subscription"] for it in found["messages"]) == both
     assert sorted(it["subscription"] for it in found["incidents"]) == both
+    # Also if only the row apart is left: the other subscription never got the message, or archived it.
+    await orders.query("DELETE FROM inbox_messages WHERE message_id = %s", id)
+    row = await messages.get(str(id))
+    assert row is not None
+    assert (str(row["id"]), row["others"]) == (keys["audit"], None)

@@ -90,12 +90,22 @@ class PostgresMessageOperations(Operations):
     async def _keys(self, wanted: MessageFilter) -> dict[str, Any]:
         if wanted.message_id is None:
             return {"keys": None}
+        return {"keys": await self._rows_of(_key(wanted.message_id))}
+
+    async def _rows_of(self, id: UUID) -> Sequence[UUID]:
         async with self._source() as conn:
-            return {"keys": [key for (key,) in await query(conn, "inbox/rows_of", id=_key(wanted.message_id))]}
+            return [key for (key,) in await query(conn, "inbox/rows_of", id=id)]
 
     async def get(self, id: Id) -> Row | None:
-        """One message with its headers, its body and its history, or None."""
-        row = await self._detail("inbox/message", _key(id))
+        """One message with its headers, its body and its history, or None.
+
+        If no row has ``id`` as its key, this is the row of one of the subscriptions. ``others`` names those of the
+        other ones.
+        """
+        key = _key(id)
+        row = await self._detail("inbox/message", key)
+        if row is None and (keys := await self._rows_of(key)):
+            row = await self._detail("inbox/message", min(keys))
         return None if row is None else _shown(row)
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:

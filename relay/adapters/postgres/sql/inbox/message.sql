@@ -9,6 +9,11 @@ SELECT message_id AS id, message_id,
        received_at, subscription, subject, stream, stream_seq, event_type, event_version, occurred_at, partition_key,
        correlation_id::text, causation_id::text, originals, attempts, next_attempt_at, claimed_until, processed_at,
        dead_lettered_at, dead_letter_class AS class, requeues, order_key, stepped_over,
-       coalesce(dead_letter_reason, last_error) AS last_error, headers, body
-FROM inbox_messages
+       coalesce(dead_letter_reason, last_error) AS last_error, headers,
+       (SELECT string_agg(format('%%s of %%s', o.message_id, o.subscription), ', ' ORDER BY o.subscription)
+        FROM inbox_messages AS o
+        WHERE (o.message_id = coalesce(m.source_id, m.message_id) OR o.source_id = coalesce(m.source_id, m.message_id))
+          AND o.message_id <> m.message_id) AS others,
+       body
+FROM inbox_messages AS m
 WHERE message_id = %(id)s
