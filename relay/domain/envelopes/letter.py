@@ -1,4 +1,4 @@
-"""Dead letters, as those get them who subscribe to a stream of letters: the event EVT-047-002.
+"""Dead letters, as those get them who subscribe to a stream of letters: the event MessageDeadLettered.
 
 A letter has one form, whatever envelope its context has. Its id is its own. The message that died is its cause.
 """
