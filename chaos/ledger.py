@@ -28,6 +28,8 @@ from chaos.windows import Windows
 _LEAST_OF_BACKOFF: Final = 0.8
 #: Targets where a fault keeps a handler away, or keeps its answers from being recorded.
 _AROUND_HANDLERS: Final = ("worker", "service", "postgres", "valkey")
+#: Faults that cost no message an attempt: the circuit of a handler that is away is open.
+_COST_NO_ATTEMPT: Final = frozenset({"handler-away"})
 #: A call that meets a fault may fail so much later, in seconds.
 _CALL: Final = 3.0
 
@@ -181,7 +183,8 @@ def _first_positions(evidence: Evidence) -> dict[str, int]:
 
 def _abandoned(ledger: Ledger, evidence: Evidence, max_attempts: int) -> frozenset[str]:
     """Return messages that used all attempts while faults blocked their handler for as long as these take."""
-    windows = Windows([fault for fault in evidence.faults if fault.target.startswith(_AROUND_HANDLERS)])
+    around = [fault for fault in evidence.faults if fault.target.startswith(_AROUND_HANDLERS)]
+    windows = Windows([fault for fault in around if fault.kind not in _COST_NO_ATTEMPT])
     committed_at = {event.id: operation.at for operation in evidence.operations for event in operation.events}
     patience = shortest_patience(max_attempts)
     return frozenset(

@@ -16,6 +16,7 @@ from typing import Any, Final, LiteralString
 from uuid import UUID
 from zlib import crc32
 
+from consumer.circuit import KeepCircuit
 from consumer.pull import PullMessages
 from consumer.recovery import Recovery
 from relay.adapters.dramatiq.gates import Gates
@@ -26,13 +27,14 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.low_water import LowWaterMarks, SearchLimits
 from relay.adapters.postgres.sql import statement
 from relay.adapters.webhook import Webhook
+from relay.commands import deadletter
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.reconcile import FindMissing
 from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import AlertRefused
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Published, Retry
-from relay.ports import HandlerRequest, Message
+from relay.ports import HandlerRequest, InboxRow, Message
 
 VARIABLE: Final = "PLANTED_BUG"
 _NEVER: Final = timedelta(days=3_650)
@@ -189,6 +191,36 @@ def ignore_refusals() -> None:
     _patch(Webhook, "send", send_anyhow)
 
 
+def count_outages() -> None:
+    """While a handler is away, its messages lose attempts."""
+
+    async def take_it(self: KeepCircuit, claim: Any, verdict: Any) -> Any:
+        return verdict
+
+    _patch(KeepCircuit, "judged", take_it)
+
+
+def one_view() -> None:
+    """What one subscription has seen, all have seen."""
+
+    def as_it_is(self: InboxRow) -> InboxRow:
+        return self
+
+    _patch(InboxRow, "apart", as_it_is)
+
+
+def letters_of_letters() -> None:
+    """A letter that dies becomes a letter."""
+    init = RouteToDeadLetter.__init__
+
+    def forget_streams(self: RouteToDeadLetter, *places: Any, **named: Any) -> None:
+        init(self, *places, **{**named, "letter_streams": ()})
+
+    _patch(RouteToDeadLetter, "__init__", forget_streams)
+    assert callable(deadletter.is_letter)
+    deadletter.is_letter = lambda *_: False
+
+
 BUGS: Final[dict[str, Callable[[], None]]] = {
     bug.__name__: bug
     for bug in (
@@ -204,6 +236,9 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
         swallow_dead_letter,
         trust_old_marks,
         ignore_refusals,
+        count_outages,
+        one_view,
+        letters_of_letters,
     )
 }
 

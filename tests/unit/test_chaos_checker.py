@@ -301,6 +301,15 @@ def test_a_fault_somewhere_excuses_no_message_that_was_given_up(target: str) -> 
     assert broken(evidence) == {1, 5}
 
 
+def test_a_handler_that_says_that_it_is_away_costs_no_message() -> None:
+    evidence = good_run()
+    give_up(evidence, ACCEPTED, 60)
+    keep_the_handler_away(evidence, 60)
+    assert broken(evidence) == set()
+    evidence.faults[-1] = replace(evidence.faults[-1], kind="handler-away")
+    assert broken(evidence) == {1, 5}
+
+
 def test_faults_before_its_commit_excuse_no_message_that_was_given_up() -> None:
     evidence = good_run()
     give_up(evidence, ACCEPTED, 60)
