@@ -330,12 +330,13 @@ def _check_upcaster(function: Callable[..., Any]) -> None:
 
 
 def _names(subscription: str | Collection[str] | None) -> Collection[str | None]:
-    names = (
-        [subscription] if subscription is None or isinstance(subscription, str) else [*dict.fromkeys(subscription)]
-    )
-    if not names or "" in names:
+    if subscription is None:
+        return [None]
+    names: Any = [subscription] if isinstance(subscription, str) else subscription
+    # A list may come from the application's own settings, where None and empty texts stand for what is not set.
+    if not isinstance(names, Collection) or not names or not all(isinstance(it, str) and it for it in names):
         raise InvalidHandler("is no name of a subscription, and no list of names", field="subscription")
-    return names
+    return [*dict.fromkeys(names)]
 
 
 def _put(table: dict[tuple[str, int], Any], key: tuple[str, int], value: Any, verb: str) -> None:

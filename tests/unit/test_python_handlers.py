@@ -382,7 +382,9 @@ def test_two_functions_for_one_message_are_refused(first: Any, second: Any) -> N
         registry.handles("vibe_created", subscription=second)(handle_any)
 
 
-@pytest.mark.parametrize("names", ["", [], ["audit", ""]])
+@pytest.mark.parametrize(
+    "names", ["", [], ["audit", ""], [None], ["audit", None], [["audit"]], [5], 5, b"x", object()]
+)
 def test_what_names_no_subscription_is_refused(names: Any) -> None:
     with pytest.raises(InvalidHandler):
         HandlerRegistry().handles("vibe_created", subscription=names)
