@@ -23,7 +23,7 @@ from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.sql import statement
 from relay.bus.context import RequestContext
 from relay.domain.disclosure import clean
-from relay.domain.errors import DuplicateMessage, InvalidTimestamp
+from relay.domain.errors import DuplicateMessage, InvalidEvent, InvalidTimestamp
 from relay.domain.model import HandlerResult
 from relay.ports import Delivery, JetStreamPublisher
 
@@ -44,7 +44,10 @@ _WAIT: Final = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEvent:
-    """§2.1: a record of an event, with what became of it. `relay.Event` is what applications write."""
+    """§2.1: a record of an event, with what became of it. `relay.Event` is what applications write.
+
+    Raises InvalidEvent (POL-047-001). The table refuses an event of the future, by its own clock (POL-047-002).
+    """
 
     id: UUID
     aggregate_type: str
@@ -59,6 +62,11 @@ class OutboxEvent:
     publish_attempts: int = 0
     publish_error: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("id", "event_type"):
+            if getattr(self, name) is None:
+                raise InvalidEvent("is required", field=name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxMessage:
@@ -72,6 +80,10 @@ class InboxMessage:
     last_error: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("received_at", "processed_at"):
+            time = getattr(self, name)
+            if time is not None and time.utcoffset() is None:
+                raise InvalidTimestamp("has no time zone", field=name)
         if self.processed_at is not None and self.processed_at < self.received_at:
             raise InvalidTimestamp("is before received_at", field="processed_at")
 

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from relay import RequestContext, sds047
-from relay.domain.errors import DuplicateMessage, InvalidTimestamp
+from relay.domain.errors import DuplicateMessage, InvalidEvent, InvalidTimestamp
 from relay.domain.model import HandlerResult, Verdict
 from relay.ports import HandlerRequest
 from tests.integration.consuming import subscribed
@@ -62,6 +62,23 @@ def test_a_message_is_not_processed_before_it_is_received() -> None:
         sds047.InboxMessage(
             message_id=uuid4(), subject="s", received_at=NOW, processed_at=NOW - timedelta(seconds=1)
         )
+
+
+@pytest.mark.parametrize("field", ["received_at", "processed_at"])
+def test_a_time_without_a_zone_is_refused_by_name(field: str) -> None:
+    times = {"received_at": NOW, "processed_at": NOW, field: NOW.replace(tzinfo=None)}
+    with pytest.raises(InvalidTimestamp) as refused:
+        sds047.InboxMessage(message_id=uuid4(), subject="s", **times)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("field", ["id", "event_type"])
+def test_an_event_without_id_or_type_is_an_invalid_outbox(field: str) -> None:
+    values: dict[str, Any] = {"id": uuid4(), "event_type": "x", field: None}
+    kind = {"aggregate_type": "v", "aggregate_id": "1", "event_version": 1}
+    with pytest.raises(InvalidEvent) as refused:
+        sds047.OutboxEvent(payload={}, occurred_at=NOW, **kind, **values)
+    assert (refused.value.code, refused.value.field) == ("INVALID_OUTBOX", field)
 
 
 async def test_an_outbox_one_event_at_a_time(relay: Relay) -> None:
