@@ -103,6 +103,14 @@ def test_a_reason_is_told_in_short_and_without_its_text(reason: str, short: str)
     assert shown(Later.of(timedelta(seconds=1.5), in_short(reason))) == f'Retry("{short}", in 1.5 s)'
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0, "0"), (0.9187, "0.919"), (4, "4"), (59.96, "60"), (3_600, "3600"), (604_800.4, "604800")],
+)
+def test_a_delay_is_told_in_plain_numbers(seconds: float, told: str) -> None:
+    assert shown(timedelta(seconds=seconds), "HTTP 503") == f'Retry("HTTP 503", in {told} s)'
+
+
 def test_a_message_that_failed_in_a_chunk_says_so_too() -> None:
     found = delayed(job("q", "work"), Later.of(timedelta(seconds=4), "HTTP 503"))
     assert found.options["traceback"] == 'Retry("HTTP 503", in 4 s)'

@@ -35,7 +35,9 @@ def shown(delay: timedelta, why: str | None = None) -> str:
 
     ``why``: by default what a `Later` knows.
     """
-    return f'Retry("{why or getattr(delay, "why", "again")}", in {delay.total_seconds():.3g} s)'
+    seconds = delay.total_seconds()
+    wait = f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"
+    return f'Retry("{why or getattr(delay, "why", "again")}", in {wait} s)'
 
 
 class BackoffRetries(Retries):
