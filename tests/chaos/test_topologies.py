@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ import nats
 import psycopg
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import StreamConfig
+from nats.js.api import ConsumerConfig, StreamConfig
 
 from chaos import tables
 from chaos.faults import FAULTS
@@ -25,6 +26,8 @@ from chaos.topologies import RIGS
 from chaos.topologies.cluster import NatsCluster
 from chaos.topologies.pair import PostgresPair
 from chaos.workload import Workload
+from relay.adapters.jetstream.connection import NatsConnection
+from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from tests.chaos.test_nemeses import OF_MANY_SERVERS
 from tests.waiting import eventually, wait_for
 
@@ -57,6 +60,34 @@ def pair(server_root: Path) -> Iterator[PostgresPair]:
     pair.start()
     yield pair
     pair.stop()
+
+
+def test_a_whole_batch_from_another_node_is_no_error(cluster: NatsCluster) -> None:
+    """A node that does not lead the consumer says that a batch is complete, maybe before its last message is here."""
+
+    async def read_all() -> int:
+        client = await nats.connect(servers=cluster.url.split(","), connect_timeout=2)
+        js = client.jetstream(timeout=10)
+        await js.add_stream(StreamConfig(name="B", subjects=["b"], num_replicas=3))
+        await js.add_consumer("B", ConsumerConfig(durable_name="d", max_ack_pending=50))
+        for _ in range(1_000):
+            await js.publish("b", b"x")
+        found = await js.consumer_info("B", "d")
+        assert found.cluster is not None
+        others = [node for node in cluster.nodes if node.server_name != found.cluster.leader]
+        connection = NatsConnection(others[0].url, name="tests")
+        consumer, count = NatsJetStreamConsumer(connection, stream="B", durable="d"), 0
+        try:
+            while count < 1_000:
+                messages = await consumer.fetch(50, timedelta(seconds=2))
+                count += len(messages)
+                await consumer.ack([message.reply for message in messages])
+        finally:
+            await connection.close()
+            await client.close()
+        return count
+
+    assert asyncio.run(read_all()) == 1_000
 
 
 def test_a_stream_of_three_replicas_goes_on_when_its_leader_is_killed(cluster: NatsCluster) -> None:

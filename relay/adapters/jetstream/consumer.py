@@ -30,6 +30,8 @@ _SILENCE_TIMEOUT_S: Final = 2.0
 _QUIET: Final = {"404", "408"}
 #: The server's text, with status 409, when its next message is larger than the rest of the request's bytes.
 _FULL: Final = "Message Size Exceeds MaxBytes"
+#: A cluster says so behind a whole batch, and may say it before the last of its messages are here.
+_COMPLETED: Final = "Batch Completed"
 #: How many bytes a request asks for by default.
 _MAX_REQUEST_BYTES: Final = 8 * 1024 * 1024
 #: A text that can be used as a subject in a command without adding another command.
@@ -226,6 +228,8 @@ class NatsJetStreamConsumer:
         headers = read_headers(message.headers)
         status, request = headers.get("Status"), f"{self._inbox}.{self._request}"
         if status in (None, "100") or message.subject != request.encode():
+            return
+        if headers.get("Description") == _COMPLETED:
             return
         full = headers.get("Description") == _FULL
         self._too_large = full and self._missing == self._asked
