@@ -63,7 +63,7 @@ def pair(server_root: Path) -> Iterator[PostgresPair]:
 
 
 def test_a_whole_batch_from_another_node_is_no_error(cluster: NatsCluster) -> None:
-    """A node that does not lead a consumer says that a batch is complete, maybe before its last message is here."""
+    """A node that does not lead a consumer says that a batch is complete, maybe before its last message came."""
 
     async def read_all() -> int:
         client = await nats.connect(servers=cluster.url.split(","), connect_timeout=2)
