@@ -16,6 +16,7 @@ class BacklogKind(StrEnum):
 
     ``events``: to be published. ``stream``: messages in a stream, to be received. ``messages``: to be handled.
     ``letters``: dead letters in the DLQ stream, to be recorded. ``tasks``: to be run. ``runs``: of cron jobs.
+    ``alerts``: to be taken by the webhook.
     """
 
     EVENTS = "events"
@@ -24,6 +25,7 @@ class BacklogKind(StrEnum):
     LETTERS = "letters"
     TASKS = "tasks"
     RUNS = "runs"
+    ALERTS = "alerts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

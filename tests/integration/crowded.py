@@ -54,13 +54,14 @@ def _insert(conn: Connection, table: str, first: int, count: int, columns: dict[
 
 
 def crowd(conn: Connection) -> None:
-    """Fill all three tables."""
+    """Fill all tables."""
     repeatable(conn)
     conn.execute("SET synchronous_commit = off")
     with conn.transaction():  # of one time: what comes when does not depend on how quick the machine is
         _crowd_outbox(conn)
         _crowd_inbox(conn)
         _crowd_tasks(conn)
+        _crowd_incidents(conn)
     conn.execute("VACUUM ANALYZE")
 
 
@@ -82,7 +83,20 @@ def _crowd_inbox(conn: Connection) -> None:
     messages(conn, FINISHED, BACKLOG, "busy")
     messages(conn, FINISHED, 10, "quiet")
     # In the middle, so that a page of what waits is of nothing else.
-    messages(conn, FINISHED + BACKLOG // 2, 1_000, "busy", dead_lettered_at="now()")
+    messages(conn, FINISHED + BACKLOG // 2, 1_000, "busy", dead_lettered_at="now() - n * interval '1 ms'")
+
+
+def _crowd_incidents(conn: Connection) -> None:
+    """An incident for each dead message and many old ones; all have alerted, but for a few."""
+    letter = {"subject": "'s'", "class": "'poison'", "reason": "'x'", "alerted_at": "now()"}
+    _insert(conn, "dead_letters", 1, FINISHED // 4, {"message_id": ID, "status": "'resolved'", **letter})
+    conn.execute(
+        "INSERT INTO dead_letters (message_id, subject, class, reason, alerted_at)"
+        " SELECT message_id, 's', 'poison', 'x', now() FROM inbox_messages WHERE dead_lettered_at IS NOT NULL"
+    )
+    cause = {"class": "'failed_task'", "subject_type": "'task'", "subject": "'mail'", "reason": "'x'"}
+    _insert(conn, "alerts", 1, FINISHED // 4, {**cause, "sent_at": "now() - n * interval '1 s'"})
+    _insert(conn, "alerts", 1, 5, cause)
 
 
 def _crowd_tasks(conn: Connection) -> None:

@@ -41,6 +41,10 @@ LETTERS = (
     "INSERT INTO dead_letters (message_id, subject, class, reason, subscription, recorded_at, snoozed_until)"
     " SELECT gen_random_uuid(), 's', 'poison', 'x', 'own', now() - interval '{}', {} FROM generate_series(1, {})"
 )
+ALERT = (
+    "INSERT INTO alerts (class, subject_type, subject, reason, raised_at)"
+    " VALUES ('failed_task', 'task', 'mail', 'x', now() - interval '5 min')"
+)
 
 
 @dataclass
@@ -106,7 +110,15 @@ def well(servers: Servers) -> None:
         await topology.ensure(js, servers.settings.streams(), servers.settings.consumers())
 
     servers.jetstream(again)
-    tables = "outbox_events", "inbox_messages", "task_outbox", "dead_letters", "scheduled_jobs", "parked_keys"
+    tables = (
+        "outbox_events",
+        "inbox_messages",
+        "task_outbox",
+        "dead_letters",
+        "scheduled_jobs",
+        "parked_keys",
+        "alerts",
+    )
     servers.sql(*(f"DELETE FROM {table}" for table in tables), LED.format("1 hour"))
     with servers.redis() as client:
         for key in client.scan_iter(f"{NAMESPACE}:*"):
@@ -248,6 +260,16 @@ FAULTS: dict[str, tuple[Callable[[Servers], Any], str, str]] = {
         ),
         "QUEUE_KEY_TYPE",
         "__heartbeats__",
+    ),
+    "no webhook takes an alert": (
+        lambda it: it.sql(ALERT),
+        "ALERTS_STALLED",
+        "the webhook refuses them or does not answer",
+    ),
+    "an alert waits, and no scheduler leads": (
+        lambda it: it.sql(ALERT, "UPDATE scheduler_lease SET holder = NULL, expires_at = NULL"),
+        "ALERTS_STALLED",
+        "no scheduler leads",
     ),
     "a scheduler that died": (lambda it: it.sql(LED.format("-5 min")), "SCHEDULER_SILENT", "host:1"),
 }

@@ -35,6 +35,11 @@ TASK = (
     f" SELECT gen_random_uuid(), 't', '{{{{}}}}', '{{queue}}', {OLD}{{values}} {ROWS}"
 )
 
+ALERT = (
+    "INSERT INTO alerts (class, subject_type, subject, reason, raised_at{more})"
+    f" SELECT 'failed_task', 'task', 'mail', 'x', {OLD}{{values}}"
+)
+
 
 def event(age: str, n: int = 1, key: str = "'k'", **columns: str) -> str:
     return _with(EVENT, columns, age=age, n=n, key=key)
@@ -46,6 +51,10 @@ def message(age: str, sub: str = "one", n: int = 1, **columns: str) -> str:
 
 def task(age: str, queue: str = "default", n: int = 1, **columns: str) -> str:
     return _with(TASK, columns, age=age, n=n, queue=queue)
+
+
+def alert(ago: str, **columns: str) -> str:
+    return _with(ALERT, columns, age=ago)
 
 
 def _with(sql: str, columns: dict[str, str], **values: Any) -> str:
@@ -70,7 +79,8 @@ def shared_url(postgres: PostgresServer, administrator: psycopg.Connection) -> I
 async def found(url: str, *rows: str, block: bool = False) -> list[Movement]:
     with psycopg.connect(url) as conn:
         conn.execute(
-            "TRUNCATE outbox_events, inbox_messages, task_outbox, scheduled_jobs, scheduled_runs, dead_letters"
+            "TRUNCATE outbox_events, inbox_messages, task_outbox, scheduled_jobs, scheduled_runs, dead_letters,"
+            " alerts"
         )
         for row in rows:
             conn.execute(row.encode())
@@ -153,6 +163,23 @@ STANDING = {
         [message("5 min", dead_lettered_at="now() - interval '4 min'", dead_letter_reason="'x'")],
         [("letters", "", 1)],
     ),
+    "an alert that no webhook takes": (
+        [alert("5 min"), alert("9 min", sent_at="now() - interval '8 min'")],
+        [("alerts", "", 1)],
+    ),
+    "an alert, and the last one went to no webhook": (
+        [alert("5 min"), alert("5 min", sent_at="'-infinity'")],
+        [("alerts", "", 1)],
+    ),
+    "an incident of which nobody makes an alert": (
+        [
+            (
+                "INSERT INTO dead_letters (message_id, subject, class, reason, recorded_at)"
+                " VALUES (gen_random_uuid(), 's', 'poison', 'x', now() - interval '5 min')"
+            )
+        ],
+        [("alerts", "", 1)],
+    ),
 }
 #: Rows that wait although nothing is wrong.
 MOVING = {
@@ -232,6 +259,20 @@ MOVING = {
             "INSERT INTO dead_letters (message_id, subject, class, reason)"
             " SELECT message_id, 's', 'poison', 'x' FROM inbox_messages"
         ),
+    ],
+    "an alert that shares the next one of its subject": [
+        alert("110 s"),
+        alert("115 s", sent_at="now() - interval '50 s'"),
+    ],
+    "alerts of many subjects that are sent one by one": [
+        alert("10 min"),
+        alert("11 min", sent_at="now() - interval '11 s'"),
+    ],
+    "an incident whose snooze has just ended": [
+        (
+            "INSERT INTO dead_letters (message_id, subject, class, reason, recorded_at, snoozed_until)"
+            " VALUES (gen_random_uuid(), 's', 'poison', 'x', now() - interval '2 days', now() - interval '5 s')"
+        )
     ],
 }
 

@@ -226,10 +226,25 @@ GUARDS = {
     "refused events": Guard("outbox/refused", {"idx_outbox_failed"}, 4_000, {"counted": 2_000}, sorted=4_000),
     "unrecorded letters": Guard(
         "inbox/unrecorded",
-        {"idx_inbox_dead_lettered"},
+        {"idx_inbox_dead_lettered", "uq_dead_letters_message"},
         4_000,
         {"counted": 2_000, "bound": GRACE},
         sorted=4_000,
+    ),
+    "movement of alerts": Guard(
+        "alerts/moving",
+        {"idx_alerts_unsent", "idx_alerts_sent", "idx_dead_letters_unalerted"},
+        10,
+        {"looked": 2_000, "counted": 2_000, "bound": GRACE},
+        sorted=10,
+    ),
+    # A page of the dead rows, and one look at the incidents for each: not all incidents, however many there are.
+    "comparison with incidents": Guard(
+        "incidents/compare",
+        {"idx_inbox_dead_lettered", "uq_dead_letters_message"},
+        400,
+        {"before": None, "below": None, "limit": 200},
+        sorted=400,
     ),
     "unfinished": Guard("inbox/open", {"idx_inbox_sweep"}, 10, {"subscriptions": ["busy", "quiet"]}),
     "sweep": Guard(

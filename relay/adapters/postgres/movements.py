@@ -55,6 +55,7 @@ class PostgresMovements:
                 *await self._rows(conn, BacklogKind.TASKS, "tasks/moving", parts=self._limits.parts),
                 *await self._rows(conn, BacklogKind.RUNS, "schedule/moving"),
                 *await self._rows(conn, BacklogKind.LETTERS, "inbox/unrecorded"),
+                *await self._rows(conn, BacklogKind.ALERTS, "alerts/moving"),
             ]
 
     async def standing(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Sequence[Movement]:

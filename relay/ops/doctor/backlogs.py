@@ -29,6 +29,7 @@ _FOUND: Final[Mapping[BacklogKind, Callable[..., Finding]]] = {
     BacklogKind.LETTERS: partial(error, "LETTERS_STALLED"),
     BacklogKind.TASKS: partial(error, "TASKS_STALLED"),
     BacklogKind.RUNS: partial(error, "CRON_STALLED"),
+    BacklogKind.ALERTS: partial(error, "ALERTS_STALLED"),
 }
 _WHAT: Final = {
     BacklogKind.EVENTS: "events are not published",
@@ -37,6 +38,7 @@ _WHAT: Final = {
     BacklogKind.LETTERS: "dead letters are not recorded",
     BacklogKind.TASKS: "tasks are not run",
     BacklogKind.RUNS: "runs are not begun",
+    BacklogKind.ALERTS: "alerts are not sent",
 }
 _QUEUES: Final = {
     BacklogKind.EVENTS: jobs.PUBLISH_QUEUE,
@@ -56,6 +58,7 @@ _SERVERS: Final = {
     "GATE_STUCK",
     "CLOCKS_DIFFER",
 }
+_NO_LEADER: Final = ("no scheduler leads", "run: python -m scheduler")
 #: A handler that is away for so long, in seconds, is an error.
 AWAY_S: Final = 60.0
 _OF_EVENTS: Final = {"STREAM_MISSING", "STREAM_SEALED", "STREAM_REFUSES", "STREAM_FULL"}
@@ -100,8 +103,22 @@ def stalled(context: str, movement: Movement, around: Surroundings) -> Finding:
 
 def causes(movement: Movement, around: Surroundings) -> Iterator[tuple[str, str]]:
     """What may hold a part up, each with its remedy, the likeliest first."""
-    for of in (_renamed, _processes, _servers, _refusals, _holders, _away, _window, _failures, _jobs):
+    every = [_renamed, _processes, _servers, _refusals, _holders, _away, _window, _failures, _jobs]
+    if movement.kind is BacklogKind.ALERTS:
+        # The scheduler sends them itself: no broker, queue or worker takes part.
+        every = [_webhook, _holders]
+    for of in every:
         yield from of(movement, around)
+
+
+def _webhook(_movement: Movement, around: Surroundings) -> _Causes:
+    if around.leads:
+        yield (
+            "a scheduler leads, so the webhook refuses them or does not answer",
+            "mend the webhook; the fact AlertFailed has its answer",
+        )
+    else:
+        yield _NO_LEADER
 
 
 def _renamed(movement: Movement, around: Surroundings) -> _Causes:
@@ -114,7 +131,7 @@ def _renamed(movement: Movement, around: Surroundings) -> _Causes:
 
 def _processes(_movement: Movement, around: Surroundings) -> _Causes:
     if not around.leads:
-        yield "no scheduler leads", "run: python -m scheduler"
+        yield _NO_LEADER
     if around.workers == 0:
         yield "no worker took jobs within the last minute", "run: dramatiq relay.actors"
 
