@@ -142,9 +142,13 @@ class SendAlerts:
         """Whether the channel gets it."""
         named = not self.classes or cause.kind.value in self.classes
         of_one = not self.subscriptions or (
-            cause.subject_type == "subscription" and cause.subject in self.subscriptions
+            cause.subject_type == "subscription" and self._short(cause.subject) in self.subscriptions
         )
         return self.channel is not None and named and of_one
+
+    def _short(self, subject: str) -> str:
+        """The name of a subscription. A finding writes its context before it."""
+        return subject.removeprefix(f"{self.context}.")
 
 
 def _fact(alert: Alert) -> AlertRaised:

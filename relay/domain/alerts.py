@@ -67,8 +67,10 @@ SECTIONS: Final = {
     AlertClass.FAILED_CORRECTION: "jetrelaycorrectionfailed",
     AlertClass.CONDITION: "jetrelaycondition",
 }
-#: Classes whose subject is a subscription.
-OF_SUBSCRIPTION: Final = frozenset({AlertClass.DEAD_LETTER, AlertClass.PARKED_KEY, AlertClass.FAILED_CORRECTION})
+#: Classes whose subject may be a subscription.
+OF_SUBSCRIPTION: Final = frozenset(
+    {AlertClass.DEAD_LETTER, AlertClass.PARKED_KEY, AlertClass.FAILED_CORRECTION, AlertClass.CONDITION}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

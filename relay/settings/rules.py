@@ -169,11 +169,12 @@ def _alerts(context: ContextSettings) -> Problems:
             yield SettingProblem(
                 _at(context, "alerts", "subscriptions"), f"no subscription is called {name}", f"known: {known}"
             )
-    if alerts.subscriptions and alerts.classes and not OF_SUBSCRIPTION & set(alerts.classes):
+    never = sorted(set(alerts.classes) - OF_SUBSCRIPTION) if alerts.subscriptions else ()
+    if never:
         yield SettingProblem(
             _at(context, "alerts", "classes"),
-            "no alert of these classes is about a subscription",
-            "leave out subscriptions, or add dead_letter",
+            f"{', '.join(never)} can never come: no such alert is about a subscription",
+            "leave out these classes, or subscriptions",
         )
     if alerts.repeat < alerts.check_every:
         least = format_duration(alerts.check_every)
@@ -185,7 +186,8 @@ def _alerts(context: ContextSettings) -> Problems:
 def _possible(context: ContextSettings) -> set[AlertClass]:
     """The classes of alerts that a context can have."""
     parks = any(it.order == "key" and it.failed_head == "park" for it in context.subscriptions.values())
-    never = set() if context.subscriptions else {AlertClass.DEAD_LETTER, AlertClass.FAILED_CORRECTION}
+    # A correction of a task may fail without any subscription.
+    never = set() if context.subscriptions else {AlertClass.DEAD_LETTER}
     return set(AlertClass) - never - (set() if parks else {AlertClass.PARKED_KEY})
 
 

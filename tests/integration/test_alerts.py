@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -409,6 +409,17 @@ async def test_the_webhook_gets_only_what_it_asks_for(office: Office) -> None:
     assert len(office.raised()) == 3
 
 
+async def test_a_webhook_for_a_subscription_gets_the_errors_about_it(office: Office) -> None:
+    records = PostgresAlerts(office.pool.connection)
+    about = [
+        replace(FULL, code="handler_away", subject_type="subscription", subject=f"{CONTEXT}.{name}")
+        for name in ("inward", "other")
+    ]
+    await records.observe([FULL, *about], ["nats"], timedelta(hours=1))
+    assert await office.sender(subscriptions=["inward"]).run() == 1
+    assert [it["subject"]["name"] for it in office.channel.taken] == [f"{CONTEXT}.inward"]
+
+
 # --- conditions ---
 
 FULL = Condition(
@@ -449,9 +460,9 @@ async def test_an_outbox_of_which_many_lanes_stand_still_is_one_condition(office
     tick = ConditionTick(CONTEXT, settings, PostgresAlerts(office.pool.connection), office.facts.append)
     lanes = [f"lane {lane}" for lane in range(30)] + ["without a key"]
     found = [error("OUTBOX_STALLED", f"events of {CONTEXT}.{lane}", "stand still") for lane in lanes]
-    await tick.observe(diagnosis(*found, error("INBOX_STALLED", f"messages of {CONTEXT}.in", "stand still")))
+    await tick.observe(diagnosis(*found, error("INBOX_STALLED", f"subscription {CONTEXT}.in", "stand still")))
     await office.sender().run()
-    assert sorted(it.subject for it in office.raised()) == [f"of {CONTEXT}", f"of {CONTEXT}.in"]
+    assert sorted(it.subject for it in office.raised()) == [f"of {CONTEXT}", f"{CONTEXT}.in"]
 
 
 async def test_an_error_of_health_is_a_condition_and_one_of_a_moment_is_none(office: Office) -> None:

@@ -284,6 +284,12 @@ def test_each_fault_is_an_error_that_names_it(servers: Servers, fault: str) -> N
     assert named in found[code].text
 
 
+def test_messages_that_stand_still_are_a_matter_of_their_subscription(servers: Servers) -> None:
+    """An alert about them goes to whoever asks for alerts about this subscription."""
+    servers.sql(MESSAGE.format("", "own", ""), "UPDATE inbox_messages SET enqueued_at = now() - interval '5 min'")
+    assert servers.errors()["INBOX_STALLED"].subject == "subscription flt.own"
+
+
 @contextmanager
 def holding(servers: Servers, *statements: str) -> Iterator[None]:
     """Another program has locks."""

@@ -33,6 +33,10 @@ def with_alerts(*lines: str, context: str = "sea", text: str = BASE) -> str:
         ([HOOK, 'classes = ["parked_key"]'], "classes"),
         ([HOOK, 'subscriptions = ["from_vibes"]'], "subscriptions"),
         ([HOOK, 'classes = ["failed_task"]', 'subscriptions = ["from_vibespro"]'], "classes"),
+        (
+            [HOOK, 'classes = ["dead_letter", "failed_task"]', 'subscriptions = ["from_vibespro"]'],
+            "classes",
+        ),
         ([HOOK, 'repeat = "10s"'], "repeat"),
         ([HOOK, 'check_every = "2h"'], "repeat"),
         (['webhook = "ftp://hooks.corp/x"'], "webhook"),
@@ -58,6 +62,11 @@ def test_an_alert_that_can_never_come_is_refused(load: Load, lines: list[str], f
 def test_a_context_without_subscriptions_has_no_dead_letters(load: Load) -> None:
     error = refused(load, with_alerts(HOOK, 'classes = ["dead_letter"]', context="vibespro"))
     assert error.field == "contexts.vibespro.alerts.classes"
+
+
+def test_the_correction_of_a_task_may_fail_in_a_context_without_subscriptions(load: Load) -> None:
+    found = load(with_alerts(HOOK, 'classes = ["failed_correction"]', context="vibespro"))
+    assert found.contexts["vibespro"].alerts.classes == ("failed_correction",)
 
 
 def test_what_can_come_is_accepted(load: Load) -> None:

@@ -96,7 +96,9 @@ def stalled(context: str, movement: Movement, around: Surroundings) -> Finding:
     why = "; ".join(text for text, _ in known) or "no cause is known"
     logs = f"see the logs of workers and schedulers, and {_RUNBOOK}"
     remedy = next((remedy for _, remedy in known if remedy), logs)
-    subject = f"{movement.kind} of {'.'.join(filter(None, (context, movement.part)))}"
+    of_one = movement.kind in {BacklogKind.MESSAGES, BacklogKind.STREAM}
+    what = "subscription" if of_one else f"{movement.kind} of"
+    subject = f"{what} {'.'.join(filter(None, (context, movement.part)))}"
     text = f"{movement.due} {_WHAT[movement.kind]} though due, {first}{still}. Cause: {why}"
     return _FOUND[movement.kind](subject, text, remedy)
 
