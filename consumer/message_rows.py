@@ -202,6 +202,7 @@ class MessageRows:
         seconds = verdict.delay.total_seconds()
         self.facts(MessageRetried(**self._about(claim), delay_seconds=seconds, error=verdict.error))
         if verdict.waits:
+            self._waits()
             return None
         if self.config.nak:
             # The redelivery finds its row in the inbox, so it changes nothing but the row's reply subject.

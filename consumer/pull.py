@@ -124,9 +124,10 @@ class PullMessages:
             return 0
         if self.numbers is not None:
             await self.numbers.after_fetch()
+        count = await self.accept(deliveries)
         if self.window is not None:
             self.window.came()
-        return await self.accept(deliveries)
+        return count
 
     async def _is_full(self) -> bool:
         """Return whether the workers have enough to do. Messages that wait for a retry do not count."""

@@ -17,6 +17,9 @@ from relay.domain.facts import MessagesReEnqueued
 from relay.worker import application, broker
 
 _RECOVER: Final = timedelta(seconds=3)
+#: While a handler is away, a run looks at its circuit so many times, with so many seconds between.
+_LOOKS: Final = 6
+_LOOK_S: Final = 0.5
 _RESCUE: Final = timedelta(seconds=10)
 _COMPARE: Final = timedelta(seconds=10)
 #: How many routines of a context run at the same time. All are due when a fleet starts.
@@ -51,6 +54,7 @@ def routines_of(context: str, unfinished: Collection[str] | None) -> Iterator[Ro
     settings = application.context(context).settings
     quick, slow = _slots(context)
     swept = [name for name in settings.subscriptions if unfinished is None or name in unfinished]
+    yield Routine("tend_circuits", _RECOVER, partial(tend_circuits, context, swept, quick.sleep), quick)
     yield Routine("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
     yield Routine("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
     yield Routine("compare_incidents", _COMPARE, partial(compare_incidents, context), quick)
@@ -80,14 +84,23 @@ async def begin(context: str, unfinished: Collection[str] | None) -> RunRoutines
 # --- the routines. Each raises BrokerUnreachable, DatabaseUnreachable or QueueUnreachable, and may run twice ---
 
 
+async def tend_circuits(
+    context: str, subscriptions: Iterable[str], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Look after the circuits of subscriptions whose handlers are away, until the next run of this."""
+    circuits = {name: it for name in subscriptions if (it := wiring.circuit(context, name)) is not None}
+    for _ in range(_LOOKS if circuits else 0):
+        found = [it for it in await wiring.circuits(context).open_ones() if it.subscription in circuits]
+        for each in found:
+            await circuits[each.subscription].tend(each)
+        if not found or application.stopping:
+            return
+        await sleep(_LOOK_S)
+
+
 async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:
-    """Sweep subscriptions, one after the other. Where the handler is away, look after its circuit."""
-    names = list(subscriptions)
-    circuits = {name: it for name in names if (it := wiring.circuit(context, name)) is not None}
-    for found in await wiring.circuits(context).open_ones() if circuits else ():
-        if found.subscription in circuits:
-            await circuits[found.subscription].tend(found)
-    for subscription in names:
+    """Sweep subscriptions, one after the other."""
+    for subscription in subscriptions:
         await sweep_inbox(context, subscription)
 
 

@@ -64,6 +64,7 @@ class Window:
     _read_at: float = field(init=False, default=-float("inf"))
     _wanted: bool = field(init=False, default=False)
     _open: bool = field(init=False, default=True)
+    _relieved: bool = field(init=False, default=False)
     _looking: asyncio.Task[None] | None = field(init=False, default=None)
 
     def wait_begins(self) -> None:
@@ -106,8 +107,10 @@ class Window:
             await self.seen(await self.consumer.state())
 
     def came(self) -> None:
-        """Note that messages were delivered."""
+        """Note that messages were delivered, and are in the inbox. If some had to go for them, look again."""
         self._open = True
+        if self._relieved:
+            self.wait_begins()
 
     async def seen(self, state: ConsumerState) -> None:
         """Do the same with the server's ``state``. If the window is full, messages that hang count too."""
@@ -130,6 +133,7 @@ class Window:
             count += len(replies)
             if len(replies) < self.batch:
                 break
+        self._relieved = count > 0
         if count:
             self.facts(MessagesLetGo(context=self.context, subscription=self.subscription, count=count))
         return count

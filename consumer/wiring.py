@@ -165,7 +165,10 @@ def circuit(context: str, subscription: str) -> KeepCircuit | None:
         enqueue=enqueue(context, subscription),
         facts=application.facts,
         policy=CircuitPolicy(
-            messages=settings.circuit_messages, failures=settings.circuit_failures, probe=backoff
+            messages=settings.circuit_messages,
+            failures=settings.circuit_failures,
+            probe=backoff,
+            longest=settings.circuit_longest,
         ),
         single=settings.max_attempts == 1,
         ordered=settings.order != "none",

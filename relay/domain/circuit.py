@@ -45,12 +45,14 @@ class CircuitPolicy:
     """When a circuit opens, and how often a single message is tried while it is open.
 
     It opens when ``failures`` calls in a row have failed, for at least ``messages`` different messages. If a
-    message would use up its attempts, ``messages`` calls are enough.
+    message would use up its attempts, ``messages`` calls are enough. When it has been open for ``longest``, probes
+    spend attempts again: maybe only bad messages are left, and somebody must see them.
     """
 
     messages: int = 3
     failures: int = 10
-    probe: Backoff = Backoff(initial=timedelta(seconds=1), maximum=timedelta(seconds=10), jitter=0)
+    probe: Backoff = Backoff(initial=timedelta(seconds=1), maximum=timedelta(seconds=2), jitter=0)
+    longest: timedelta = timedelta(days=1)
 
 
 class Reported(NamedTuple):
@@ -174,6 +176,10 @@ class Circuit:
     def is_open(self) -> bool:
         """Whether only the probe may be called."""
         return self.opened_at is not None
+
+    def excuses(self, policy: CircuitPolicy, now: datetime) -> bool:
+        """Whether it is open, and a failure costs no attempt."""
+        return self.opened_at is not None and now - self.opened_at < policy.longest
 
     def flaps(self, now: datetime) -> bool:
         """Whether it closed a short time ago."""

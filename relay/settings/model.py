@@ -200,7 +200,8 @@ class SubscriptionSettings(HttpSettings):
     ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
     ``circuit``: while the handler is away, only single messages are tried, and none loses an attempt. It counts as
     away when ``circuit_failures`` calls in a row have failed, for ``circuit_messages`` messages at least.
-    ``circuit_probe_max``: the longest pause between two messages that are tried meanwhile.
+    ``circuit_probe_max``: the longest pause between two messages that are tried meanwhile. ``circuit_longest``:
+    when it has been open for so long, those that are tried spend attempts again.
     ``start_at``: which messages a new consumer gets: all in the stream, those from "now" on, or from a moment on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
@@ -233,7 +234,8 @@ class SubscriptionSettings(HttpSettings):
     circuit: bool = True
     circuit_messages: int = Field(default=3, ge=2, le=100)
     circuit_failures: int = Field(default=10, ge=2, le=1000)
-    circuit_probe_max: Duration = Field(default=_seconds(10), ge=_seconds(1))
+    circuit_probe_max: Duration = Field(default=_seconds(2), ge=_seconds(1))
+    circuit_longest: Duration = Field(default=_seconds(86_400), ge=_seconds(1))
     retry_after_max: Duration = Field(default=_seconds(3_600), ge=_seconds(1), le=LONGEST_DELAY)
     retry_after_for: Duration = _seconds(86_400)
     envelope: EnvelopeName = "handler"

@@ -13,6 +13,11 @@ async def fail(_: dict[str, Any]) -> None:
     raise ValueError("always")
 
 
+@handles("away")
+async def refuse(_: dict[str, Any]) -> None:
+    raise TimeoutError("the ledger did not answer")
+
+
 @handles("hanging")
 async def hang(_: dict[str, Any]) -> None:
     await asyncio.Event().wait()

@@ -15,6 +15,11 @@ def fail(_: dict[str, Any], _session: Session) -> None:
     raise ValueError("always")
 
 
+@handles("away")
+def refuse(_: dict[str, Any], _session: Session) -> None:
+    raise ConnectionError("no route to the ledger")
+
+
 @handles("hanging")
 def hang(_: dict[str, Any], _session: Session) -> None:
     threading.Event().wait()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +45,7 @@ class Circuits:
         self.circuits = PostgresCircuits(self.sub.pool)
 
     def keep(self, **values: Any) -> KeepCircuit:
+        values = {"policy": CircuitPolicy(probe=PROBES), **values}
         return KeepCircuit(
             context=self.sub.context,
             subscription=SUBSCRIPTION,
@@ -51,7 +53,6 @@ class Circuits:
             inbox=self.sub.inbox,
             enqueue=self.sub.enqueue,
             facts=self.sub.facts.append,
-            policy=CircuitPolicy(probe=PROBES),
             ordered=self.sub.order is not None,
             **values,
         )
@@ -143,9 +144,42 @@ async def test_probes_go_out_one_by_one_those_first_that_never_failed(there: Cir
     for _ in range(12):
         others.append(await there.probe())
         await there.call([*ids, new])
-    assert others[0] == others[1], "one that needs another try soon has it"
-    assert {*others} >= {*ids}, "all get their turn"
+    assert all(one != after for one, after in pairwise(others)), "never the same one twice"
+    assert {*others} == {*ids, new}, "all get their turn"
     assert await there.attempts([*ids, new]) == [0] * 5, "no attempt is spent"
+
+
+@pytest.mark.parametrize("before", [0, 20], ids=["first", "last"])
+async def test_one_among_many_that_never_failed_is_tried_soon(there: Circuits, before: int) -> None:
+    """The oldest and the newest have their turns before those between them."""
+    ids = await received(there.sub, 4)
+    await there.until_open(ids)
+    others = await received(there.sub, before)
+    good = await there.sub.received()
+    others += await received(there.sub, 20 - before)
+    there.answers = {good: HandlerResult.from_status(200)}
+    for _ in range(3):
+        await there.call([await there.probe()])
+        if not await there.is_open():
+            break
+    assert there.calls(good) == 1
+
+
+async def test_if_it_is_open_for_too_long_bad_messages_alone_die(there: Circuits) -> None:
+    ids = await received(there.sub, 4)
+    await there.until_open(ids)
+
+    async def all_dead() -> bool:
+        keep = there.keep(policy=CircuitPolicy(probe=PROBES, longest=timedelta(0)))
+        for found in await there.circuits.open_ones():
+            await keep.tend(found)
+        for id in there.sub.enqueued[-1:]:
+            await there.sub.process(there.handler, circuit=keep, backoff=QUICK, max_attempts=2).process(id)
+        return all([(await there.sub.row(it))["dead_letter_class"] == "exhausted" for it in ids])
+
+    await eventually("all are dead letters", all_dead)
+    assert await there.attempts(ids) == [2] * 4
+    assert await there.is_open(), "nobody has answered"
 
 
 async def test_a_probe_whose_job_is_lost_is_sent_again(there: Circuits) -> None:

@@ -27,7 +27,7 @@ _MOST_READ: Final = 20_000
 #: Among how many waiting messages a probe is chosen.
 _MOST_CANDIDATES: Final = 10_000
 #: Which messages become probes in turn; see the statement.
-_IN_TURN: Final = ("new", "longest", "again")
+_IN_TURN: Final = ("newest", "oldest", "longest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class PostgresCircuits:
                 before, now = await _locked(conn, subscription)
                 after = await _reported(conn, subscription, before, reports, policy, now)
                 opens = after.is_open and not before.is_open
-                excused = before.is_open or (opens and not before.flaps(now))
+                excused = before.excuses(policy, now) or (opens and not before.flaps(now))
                 lost = _lost(after, reports) if opens and excused else {}
                 held = await _give_back(conn, lost)
                 if after != before:

@@ -1,8 +1,11 @@
 -- Let messages go: they hold a place of JetStream's window and wait, all but the latest of them. The caller acknowledges
 -- what is returned. The first part reads idx_inbox_holding. In the second, a message hangs: it runs, and came into the
--- queue long ago. Locked rows are left for the next time.
+-- queue long ago. While the handler is away, all in the queue wait. Locked rows are left for the next time.
 -- ORDER BY makes the planner use the index.
-WITH holding AS (
+WITH handler AS MATERIALIZED (
+    SELECT away, now() - CASE WHEN away THEN interval '0' ELSE %(hangs)s::interval END AS until
+    FROM (SELECT NOT EXISTS (SELECT FROM relay_may_call(NULL, %(subscription)s)) AS away) AS it),
+holding AS (
     SELECT message_id, received_at
     FROM inbox_messages
     WHERE processed_at IS NULL
@@ -22,10 +25,10 @@ WITH holding AS (
           WHERE processed_at IS NULL
             AND dead_lettered_at IS NULL
             AND subscription = %(subscription)s
-            AND enqueued_at < now() - %(hangs)s::interval
+            AND enqueued_at < (SELECT until FROM handler)
           ORDER BY enqueued_at
           LIMIT 1000) AS due
-    WHERE claimed_until > now() AND next_attempt_at IS NULL AND let_go_at IS NULL),
+    WHERE (claimed_until > now() OR (SELECT away FROM handler)) AND next_attempt_at IS NULL AND let_go_at IS NULL),
 oldest AS (
     SELECT message_id FROM holding ORDER BY received_at DESC, message_id OFFSET %(keep)s LIMIT %(limit)s)
 UPDATE inbox_messages
