@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -179,7 +180,11 @@ class PullMessages:
         done = {row.id for row in inserted if row.done or row.parked}
         if not done:
             return []
-        return [row.ack_subject for row in rows if not done.isdisjoint(_ids(row))]
+        ids = [_ids(row) for row in rows]
+        if not done.issubset(chain.from_iterable(ids)):
+            # Some have the id of their content, because another message had their place.
+            ids = [(*pair, row.anew().id) for pair, row in zip(ids, rows, strict=True)]
+        return [row.ack_subject for pair, row in zip(ids, rows, strict=True) if not done.isdisjoint(pair)]
 
     async def _hand_over(self, inserted: Sequence[Inserted]) -> None:
         try:
@@ -292,7 +297,7 @@ async def enqueue_chunks(
     await asyncio.to_thread(broker.enqueue_many, messages)
 
 
-def _ids(row: InboxRow) -> tuple[UUID, UUID]:
+def _ids(row: InboxRow) -> tuple[UUID, ...]:
     """Return both ids that the inbox may know a message by: its own, or the stand-in of a refused message."""
     return row.id, stand_in_id(row.stream, row.stream_seq)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID, uuid5
 
@@ -200,6 +201,11 @@ def generated(text: str, generation: int) -> str:
 def stand_in_id(stream: str, seq: int) -> UUID:
     """The id for a message without a usable id. It is made from the message's place, so it is always the same."""
     return uuid5(_PLACES, f"{stream}/{seq}")
+
+
+def content_id(stream: str, seq: int, body: bytes) -> UUID:
+    """The id for such a message whose place another one had: the stream was made anew."""
+    return uuid5(_PLACES, f"{stream}/{seq}/{sha256(body).hexdigest()}")
 
 
 def view_id(subscription: str, id: UUID) -> UUID:

@@ -8,7 +8,17 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Originals, shown, view_id
+from relay.domain.identity import (
+    CAUSATION_ID,
+    CORRELATION_ID,
+    ID,
+    NO_ORIGINALS,
+    Id,
+    Originals,
+    content_id,
+    shown,
+    view_id,
+)
 from relay.domain.model import Finished
 from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, Retry
 
@@ -55,6 +65,11 @@ class InboxRow(NamedTuple):
             source_id=self.id,
             originals={ID: str(self.id), **self.originals},
         )
+
+    def anew(self) -> InboxRow:
+        """The same unreadable message with an id of its content, because another one has that of its place."""
+        row = self._replace(message_id=content_id(self.stream, self.stream_seq, self.body), source_id=None)
+        return row if self.source_id is None else row.apart()
 
     @property
     def shown(self) -> dict[str, Id | None]:
@@ -116,8 +131,9 @@ class InboxReceiver(Protocol):
 
         Known is the same id in the same subscription. If the row of an id belongs to another subscription, that
         row stays as it is, and the message gets a row apart. A known row takes the reply subject, stream and
-        sequence of the latest delivery, and keeps all else. The answers are in the order of the batch; an id that
-        is twice in it has one. Raises MalformedMessage if a value cannot be stored; then nothing of the batch is.
+        sequence of the latest delivery, and keeps all else. A rejected message whose place had another body
+        is inserted `InboxRow.anew`. The answers are in the order of the batch; an id that is twice in it has one.
+        Raises MalformedMessage if a value cannot be stored; then nothing of the batch is.
         """
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:

@@ -100,6 +100,8 @@ class MemoryInbox:
     def _insert(self, row: InboxRow) -> Inserted:
         now, known = self.clock.now, self._keys.get((row.subscription, row.id))
         stored = None if known is None else self._rows.get(known)
+        if stored is not None and row.rejected is not None and stored.row.body != row.body:
+            return self._insert(row.anew())
         if stored is None:
             while row.message_id in self._rows:
                 row = row.apart()

@@ -197,3 +197,17 @@ async def test_an_unreadable_message_that_returns_while_it_waits_is_one_row(sub:
     await sub.consumer.nak([deliveries[0].reply], timedelta(0))
     assert await sub.pull().accept(await sub.fetch()) == 0
     assert len(await sub.rows()) == 1
+
+
+async def test_an_unreadable_message_of_a_stream_that_was_made_anew_is_no_repeat(sub: Subscription) -> None:
+    """It may have the place of an earlier one. Only the body tells them apart."""
+    await sub.send(b"one")
+    [first] = await sub.fetch()
+    second = first._replace(body=b"two")
+    for delivery in (first, second):
+        assert await sub.pull().accept([delivery]) == 1
+        await sub.process(Handler(), consumer=sub.lossy()).process(sub.enqueued[-1])
+    assert len({letter["message_id"] for letter in await sub.dead_letters()}) == 2
+    assert await sub.unacked() == 1
+    assert await sub.pull().accept([second]) == 0
+    await sub.acked()

@@ -231,8 +231,29 @@ async def insert(
     """
     # A statement may change a row only once. If a message is in the batch twice, the later delivery counts.
     batch = {row.id: row for row in rows}
+    found = await _insert_all(conn, name, list(batch.values()), places, more)
+    doubtful = [row for row in batch.values() if row.rejected is not None and not found[row.id].new]
+    if doubtful and (anew := {row.id: row.anew() for row in await _others(conn, doubtful, found)}):
+        moved = None if places is None else {row.id: places[id] for id, row in anew.items()}
+        inserted = await _insert_all(conn, name, list(anew.values()), moved, more)
+        found |= {id: inserted[row.id] for id, row in anew.items()}
+    return [found[id] for id in batch]
+
+
+async def _others(
+    conn: Connection, rows: Sequence[InboxRow], found: Mapping[UUID, Inserted]
+) -> Sequence[InboxRow]:
+    """Those unreadable messages whose place another one had: the inbox holds another body for it."""
+    keys = [found[row.id].message_id for row in rows]
+    bodies = array.of_bytes(row.body for row in rows)
+    others = {key for (key,) in await query(conn, "inbox/others", keys=keys, bodies=bodies)}
+    return [row for key, row in zip(keys, rows, strict=True) if key in others]
+
+
+async def _insert_all(
+    conn: Connection, name: str, left: list[InboxRow], places: Mapping[UUID, int] | None, more: dict[str, Any]
+) -> dict[UUID, Inserted]:
     found: dict[UUID, Inserted] = {}
-    left = list(batch.values())
     while left:
         # In the order of their keys: subscriptions with the same ids never wait for each other in a circle.
         left.sort(key=lambda row: row.message_id.int)
@@ -245,7 +266,7 @@ async def insert(
             for (id,) in await query(conn, "inbox/archived", ids=ids, subscription=subscriptions):
                 found[id] = Inserted(id, new=False, done=True)
             left = [row.apart() for row in left if row.id not in found]
-    return [found[id] for id in batch]
+    return found
 
 
 async def _insert(

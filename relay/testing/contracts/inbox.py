@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
 
 from relay.domain.errors import MalformedMessage
-from relay.domain.identity import view_id
+from relay.domain.identity import stand_in_id, view_id
 from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
 from relay.ports import ClaimedMessage, InboxRepository, InboxRow, Inserted
 
@@ -111,6 +111,17 @@ class InboxContract:
             assert (claim.row.id, claim.row.subscription) == (row.id, row.subscription)
             assert (claim.row.stream, claim.row.stream_seq) == (row.stream, row.stream_seq)
             assert claim.row.shown["message_id"] in (row.id, str(row.id))
+
+    async def test_an_unreadable_message_at_a_place_that_had_another_is_new(self, bench: InboxBench) -> None:
+        own = _row(1, message_id=stand_in_id("S", 1), rejected=_VERDICT, body=b"one")
+        for first in (own, own._replace(subscription="another"), own._replace(subscription="third").apart()):
+            second, third = first._replace(body=b"two"), first._replace(body=b"three")
+            batches = [[first], [second], [first, _row(2)], [third], [second], [third]]
+            answers = [(await bench.inbox.insert(batch))[0] for batch in batches]
+            assert [it.new for it in answers] == [True, True, False, True, False, False]
+            assert [answers[n].message_id for n in (2, 4, 5)] == [answers[n].message_id for n in (0, 1, 3)]
+            claims = [await bench.inbox.claim(answers[n].message_id, _LEASE) for n in (0, 1, 3)]
+            assert [it.row.body for it in claims if it is not None] == [b"one", b"two", b"three"]
 
     async def test_a_row_apart_is_recognised_by_its_id(self, bench: InboxBench) -> None:
         row = _row(1)
