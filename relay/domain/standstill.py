@@ -16,7 +16,7 @@ class BacklogKind(StrEnum):
 
     ``events``: to be published. ``stream``: messages in a stream, to be received. ``messages``: to be handled.
     ``letters``: dead letters in the DLQ stream, to be recorded. ``tasks``: to be run. ``runs``: of cron jobs.
-    ``alerts``: to be taken by the webhook.
+    ``alerts``: to be taken by the webhook. ``archive``: ended rows that should leave their tables.
     """
 
     EVENTS = "events"
@@ -26,6 +26,7 @@ class BacklogKind(StrEnum):
     TASKS = "tasks"
     RUNS = "runs"
     ALERTS = "alerts"
+    ARCHIVE = "archive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,6 +24,7 @@ from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.domain.findings import Finding, Severity
 from relay.ops.queries import Diagnose, queries
 from relay.settings import Settings
+from relay.settings.archive import ArchiveSettings
 from tests.servers import copy_template
 from tests.waiting import wait_for
 
@@ -331,6 +333,34 @@ def test_a_session_that_keeps_the_lanes_is_named(servers: Servers) -> None:
 def test_a_locked_table_is_named_in_time(servers: Servers) -> None:
     with holding(servers, "LOCK TABLE inbox_messages IN ACCESS EXCLUSIVE MODE"):
         assert "TABLES_LOCKED" in servers.errors()
+
+
+PUBLISHED = ", published_at, published_stream, published_seq"
+#: What keeps rows from the archive: the stream they were published to, how, and what is named.
+ARCHIVES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "a directory that is gone": ("FLT_EVENTS", lambda it: it.rmdir(), "STORE_UNREACHABLE"),
+    "a stream that was deleted": ("FLT_FORMER", lambda _: None, "stream FLT_FORMER: the stream does not exist"),
+    "nothing that is known": ("FLT_EVENTS", lambda _: None, "no cause is known"),
+}
+
+
+@pytest.mark.parametrize("fault", ARCHIVES)
+def test_an_archive_that_does_not_take_what_is_due_is_an_error(
+    servers: Servers, tmp_path: Path, fault: str
+) -> None:
+    stream, inject, named = ARCHIVES[fault]
+    place = tmp_path / "archive"
+    place.mkdir()
+    archive = ArchiveSettings(after=timedelta(days=30), directory=place)
+    flt = servers.settings.contexts["flt"].model_copy(update={"archive": archive})
+    archiving = replace(servers, settings=servers.settings.model_copy(update={"contexts": {"flt": flt}}))
+    assert archiving.errors() == {}
+    servers.sql(EVENT.format(PUBLISHED, f", now() - interval '40 days', '{stream}', 1"))
+    inject(place)
+    found = archiving.errors()["ARCHIVE_STALLED"]
+    assert found.subject == f"archive of flt.outbox/{stream}"
+    assert "the first, " in found.text
+    assert named in found.text
 
 
 #: A worker of this host whose event loop hangs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -76,14 +76,18 @@ def shared_url(postgres: PostgresServer, administrator: psycopg.Connection) -> I
     administrator.execute("DROP DATABASE IF EXISTS test_movements WITH (FORCE)")
 
 
-async def found(url: str, *rows: str, block: bool = False) -> list[Movement]:
+def fill(url: str, rows: Iterable[str]) -> None:
     with psycopg.connect(url) as conn:
         conn.execute(
             "TRUNCATE outbox_events, inbox_messages, task_outbox, scheduled_jobs, scheduled_runs, dead_letters,"
-            " alerts"
+            " alerts, archive_batches, audit_log"
         )
         for row in rows:
             conn.execute(row.encode())
+
+
+async def found(url: str, *rows: str, block: bool = False) -> list[Movement]:
+    fill(url, rows)
     async with connected(url, "test") as source:
         look = PostgresMovements(source, bound=BOUND, dead_head_blocks=block, limits=AT_ONCE)
         return [*await look.standing()]
@@ -287,3 +291,75 @@ async def test_what_stands_still_is_found(shared_url: str, case: str) -> None:
 @pytest.mark.parametrize("case", MOVING)
 async def test_what_moves_or_waits_on_purpose_is_not(shared_url: str, case: str) -> None:
     assert await found(shared_url, *MOVING[case]) == []
+
+
+# --- rows that should leave for the archive ---
+
+
+def batch(ago: str, first: str, kind: str = "outbox") -> str:
+    return (
+        "INSERT INTO archive_batches"
+        " (kind, number, rows, size, sha256, first_id, first_at, last_id, last_at, archived_at)"
+        f" SELECT '{kind}', 1, 1, 1, 'x', id, at, id, at, now() - interval '{ago}'"
+        f" FROM (SELECT gen_random_uuid() AS id, now() - interval '{first}' AS at) AS row"
+    )
+
+
+def handled(ago: str) -> str:
+    return message(ago, processed_at=f"now() - interval '{ago}'", stream="'S'")
+
+
+JOB = (
+    "INSERT INTO scheduled_jobs (name, schedule, registered_at)"
+    " VALUES ('archive:sea', 'every 1h', now() - interval '{}')"
+)
+RESTORED = (
+    "INSERT INTO audit_log (at, actor, action, ids)"
+    " VALUES (now() - interval '5 min', 'x', 'archive.restore', '{}')"
+)
+#: Rows of tables whose rows leave after ten days, and the parts of which nothing leaves.
+ARCHIVES = {
+    "nothing": ([], []),
+    "rows that are due since today": ([published("10 days 20 hours"), handled("10 days 20 hours")], []),
+    "rows of which none ever left": (
+        [
+            published("12 days"),
+            published("13 days"),
+            handled("12 days"),
+            task("12 days", status="'completed'", finished_at="now() - interval '12 days'"),
+        ],
+        [("inbox/S", 1), ("outbox/S", 2), ("tasks", 1)],
+    ),
+    "rows of which others leave": ([published("12 days"), batch("1 hour", "13 days"), JOB.format("90 days")], []),
+    "a row that later ones went past": (
+        [published("12 days"), batch("1 hour", "11 days"), JOB.format("90 days")],
+        [("outbox/S", 1)],
+    ),
+    "rows, and none has left since yesterday": (
+        [published("12 days"), batch("26 hours", "13 days"), JOB.format("90 days")],
+        [("outbox/S", 1)],
+    ),
+    "a row beside another kind that leaves": (
+        [published("12 days"), batch("1 hour", "13 days", "tasks")],
+        [("outbox/S", 1)],
+    ),
+    "rows of an archive that was just switched on": ([published("90 days"), JOB.format("5 min")], []),
+    "a row that was just restored": (
+        [published("90 days"), batch("2 days", "13 days"), batch("1 hour", "12 days", "inbox"), RESTORED],
+        [],
+    ),
+    "a message that came from no stream": (
+        [message("90 days", processed_at="now() - interval '90 days'")],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+async def test_rows_that_do_not_leave_for_the_archive_are_found(shared_url: str, case: str) -> None:
+    rows, expected = ARCHIVES[case]
+    fill(shared_url, rows)
+    async with connected(shared_url, "test") as source:
+        look = PostgresMovements(source, bound=BOUND, dead_head_blocks=False)
+        got = await look.unarchived("sea", timedelta(days=10))
+    assert [(it.part, it.due) for it in got] == expected

@@ -238,6 +238,14 @@ GUARDS = {
         {"looked": 2_000, "counted": 2_000, "bound": GRACE},
         sorted=10,
     ),
+    # All finished rows are due here. In a system whose archive works, none is.
+    "movement into the archive": Guard(
+        "archive/moving",
+        {"idx_outbox_published", "idx_inbox_processed", "idx_task_finished"},
+        8_000,
+        {"counted": 2_000, "age": timedelta(days=-2), "bound": timedelta(days=1), "job": "archive:sea"},
+        sorted=8_000,
+    ),
     # A page of the dead rows, and one look at the incidents for each: not all incidents, however many there are.
     "comparison with incidents": Guard(
         "incidents/compare",

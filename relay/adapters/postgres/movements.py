@@ -29,6 +29,8 @@ class LookLimits:
 
 
 LOOK_LIMITS: Final = LookLimits()
+#: The archive runs every hour. What should have left for so long and has not stands still.
+ARCHIVE_BOUND: Final = timedelta(days=1)
 
 
 class PostgresMovements:
@@ -68,6 +70,13 @@ class PostgresMovements:
             await sleep(self._limits.pause)
             before, found = (now, found), standing(await self.look(), self._bound)
         return confirmed(before[1], found)
+
+    async def unarchived(self, context: str, after: timedelta) -> Sequence[Movement]:
+        """Return the ended rows that stay in their tables, by kind and stream. ``after``: as the archive's."""
+        terms = {"age": after, "bound": ARCHIVE_BOUND, "job": f"archive:{context}"}
+        async with self._source() as conn:
+            rows = await query(conn, "archive/moving", counted=self._limits.counted, **terms)
+        return standing([_movement(BacklogKind.ARCHIVE, row) for row in rows], ARCHIVE_BOUND)
 
     async def refused(self) -> RefusedEvents:
         """Return what the broker refuses again and again."""

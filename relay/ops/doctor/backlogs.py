@@ -30,6 +30,7 @@ _FOUND: Final[Mapping[BacklogKind, Callable[..., Finding]]] = {
     BacklogKind.TASKS: partial(error, "TASKS_STALLED"),
     BacklogKind.RUNS: partial(error, "CRON_STALLED"),
     BacklogKind.ALERTS: partial(error, "ALERTS_STALLED"),
+    BacklogKind.ARCHIVE: partial(error, "ARCHIVE_STALLED"),
 }
 _WHAT: Final = {
     BacklogKind.EVENTS: "events are not published",
@@ -39,6 +40,7 @@ _WHAT: Final = {
     BacklogKind.TASKS: "tasks are not run",
     BacklogKind.RUNS: "runs are not begun",
     BacklogKind.ALERTS: "alerts are not sent",
+    BacklogKind.ARCHIVE: "ended rows do not leave for the archive",
 }
 _QUEUES: Final = {
     BacklogKind.EVENTS: jobs.PUBLISH_QUEUE,
@@ -46,6 +48,7 @@ _QUEUES: Final = {
     BacklogKind.MESSAGES: jobs.HANDLE_QUEUE,
     BacklogKind.LETTERS: jobs.UPKEEP_QUEUE,
     BacklogKind.RUNS: jobs.CRON_QUEUE,
+    BacklogKind.ARCHIVE: jobs.ARCHIVE_QUEUE,
 }
 #: Findings of servers that hold up everything, and those that hold up events or messages only.
 _SERVERS: Final = {
@@ -63,6 +66,7 @@ _NO_LEADER: Final = ("no scheduler leads", "run: python -m scheduler")
 AWAY_S: Final = 60.0
 _OF_EVENTS: Final = {"STREAM_MISSING", "STREAM_SEALED", "STREAM_REFUSES", "STREAM_FULL"}
 _OF_CONSUMERS: Final = {"STREAM_MISSING", "CONSUMER_MISSING", "CONSUMER_PAUSED"}
+_OF_KIND: Final = {BacklogKind.EVENTS: _OF_EVENTS, BacklogKind.ARCHIVE: {"STORE_UNREACHABLE"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ class Surroundings:
 
     ``found``: what is wrong with its servers. ``consumers``: by subscription. ``leads``: whether a scheduler does.
     ``workers``: how many processes take jobs; None if that is not known. ``subscriptions``: those of the
-    configuration.
+    configuration. ``held``: why the rows of a stream may not be archived, by stream.
     """
 
     found: Sequence[Finding] = ()
@@ -84,6 +88,7 @@ class Surroundings:
     failing: Sequence[Failing] = ()
     away: Sequence[AwayHandler] = ()
     queues: Mapping[str, QueueView] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
 
 
 def stalled(context: str, movement: Movement, around: Surroundings) -> Finding:
@@ -109,6 +114,8 @@ def causes(movement: Movement, around: Surroundings) -> Iterator[tuple[str, str]
     if movement.kind is BacklogKind.ALERTS:
         # The scheduler sends them itself: no broker, queue or worker takes part.
         every = [_webhook, _holders]
+    elif movement.kind is BacklogKind.ARCHIVE:
+        every = [_held, _processes, _servers, _holders, _jobs]
     for of in every:
         yield from of(movement, around)
 
@@ -121,6 +128,12 @@ def _webhook(_movement: Movement, around: Surroundings) -> _Causes:
         )
     else:
         yield _NO_LEADER
+
+
+def _held(movement: Movement, around: Surroundings) -> _Causes:
+    why = around.held.get(movement.part.partition("/")[2])
+    if why is not None:
+        yield why, "see docs/how-to/archive.md"
 
 
 def _renamed(movement: Movement, around: Surroundings) -> _Causes:
@@ -139,7 +152,7 @@ def _processes(_movement: Movement, around: Surroundings) -> _Causes:
 
 
 def _servers(movement: Movement, around: Surroundings) -> _Causes:
-    wanted = _SERVERS | (_OF_EVENTS if movement.kind is BacklogKind.EVENTS else _OF_CONSUMERS)
+    wanted = _SERVERS | _OF_KIND.get(movement.kind, _OF_CONSUMERS)
     for finding in around.found:
         if finding.code in wanted:
             yield f"{finding.subject}: {finding.text} ({finding.code})", finding.remedy

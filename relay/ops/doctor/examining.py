@@ -149,6 +149,11 @@ class Examination:
                 standing = await moving.standing()
             except DatabaseUnreachable:
                 return [*found, *backlogs.locked(place, await moving.holders(), _STATEMENT)]
+            archive, held = context.archive, dict[str, str]()
+            if archive.place is not None and archive.after is not None:
+                unarchived = await moving.unarchived(name, archive.after)
+                held = await producers.held(self._settings, archive.after, unarchived)
+                standing = [*standing, *unarchived]
             refused, failing, lease = await moving.refused(), await moving.failing(), await moving.lease()
             away = await reader.away()
             self._waiting[name] = _Beside(
@@ -160,6 +165,7 @@ class Examination:
                     away=away,
                     leads=lease is not None and lease[1] < 0,
                     subscriptions=[*context.subscriptions],
+                    held=held,
                 ),
                 full=[it.subscription for it in inboxes],
                 worked=moving.worked,
@@ -289,7 +295,7 @@ def _concerning(context: ContextSettings, examined: Sequence[Examined]) -> Itera
     ours |= {f"stream {it.stream}" for it in subscriptions}
     ours |= {f"consumer {it.stream}/{it.durable}" for it in subscriptions}
     for it in examined:
-        if it.server in {f"postgresql {context.name}", "nats", "redis"}:
+        if it.server in {f"postgresql {context.name}", f"archive {context.name}", "nats", "redis"}:
             yield from (
                 found
                 for found in it.findings

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Final
 
 import nats.errors
@@ -11,11 +13,13 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres.orphans import PostgresOrphans
 from relay.adapters.postgres.pool import Source, query
+from relay.commands.archive import held_back
 from relay.commands.orphans import FindOrphans
 from relay.credentials import nats_options
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact
 from relay.domain.findings import Finding, error
+from relay.domain.standstill import Movement
 from relay.settings import ContextSettings, Settings
 
 _REPAIR: Final = "run: relay db repair"
@@ -25,22 +29,38 @@ def _nobody(_fact: Fact) -> None:
     """Tell nobody: a look changes nothing."""
 
 
+@asynccontextmanager
+async def _auditor(settings: Settings) -> AsyncIterator[NatsStreamAuditor]:
+    """What reads streams in a block. The block ends if the server is away, which is a finding of its own."""
+    nats_url = settings.nats_url.get_secret_value()
+    connection = NatsConnection(nats_url, name="jetrelay-health", **nats_options(settings))
+    try:
+        with suppress(Outage, nats.errors.Error):
+            yield NatsStreamAuditor(connection)
+    finally:
+        await connection.close()
+
+
+async def held(settings: Settings, after: timedelta, unarchived: Sequence[Movement]) -> dict[str, str]:
+    """Why rows stay in their tables that should be archived, for each stream that holds them back."""
+    found, streams = dict[str, str](), {it.part.partition("/")[2] for it in unarchived} - {""}
+    if streams:
+        async with _auditor(settings) as auditor:
+            for stream in sorted(streams):
+                if (why := held_back(await auditor.state(stream), after)) is not None:
+                    found[stream] = f"stream {stream}: {why}"
+    return found
+
+
 async def restored(settings: Settings, context: ContextSettings, source: Source) -> Sequence[Finding]:
     """No stream holds events of ours that the outbox does not know: noted ones, and those at the likely places."""
     ledger = PostgresOrphans(source)
     found = {it.stream: it.count for it in await ledger.open()}
-    nats_url = settings.nats_url.get_secret_value()
-    connection = NatsConnection(nats_url, name="jetrelay-health", **nats_options(settings))
     others = [name for name in settings.contexts if name != context.name]
     streams = [stream.name for stream in context.event_streams]
-    try:
-        auditor = NatsStreamAuditor(connection)
+    async with _auditor(settings) as auditor:
         for page in await FindOrphans(context.name, streams, others, ledger, auditor, _nobody).look():
             found[page.stream] = max(found.get(page.stream, 0), len(page.orphans))
-    except (Outage, nats.errors.Error):
-        pass  # the server has findings of its own
-    finally:
-        await connection.close()
     return list(unknown_events(context.name, found))
 
 
