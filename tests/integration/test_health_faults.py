@@ -404,6 +404,40 @@ def test_a_consumer_that_a_rename_left_behind_is_found(servers: Servers, stream:
     assert found == [f"consumer {stream}/{durable}"]
 
 
+LETTER = (
+    "INSERT INTO dead_letters (message_id, subject, class, reason, subscription, letter_stream, letter_seq)"
+    " VALUES (gen_random_uuid(), 's', 'poison', 'x', 'own', '{}', 1)"
+)
+KNOWN: dict[str, str] = {
+    "an event": EVENT.format(PUBLISHED, ", now(), '{}', 1"),
+    "an archived event": "INSERT INTO archived_events (stream, last_seq, archived_at) VALUES ('{}', 1, now())",
+    "a dead letter": LETTER,
+}
+
+
+@pytest.mark.parametrize("known", KNOWN)
+def test_a_stream_that_a_rename_left_behind_is_found_while_it_holds_messages(servers: Servers, known: str) -> None:
+    async def make(js: JetStreamContext) -> None:
+        for name in ("FLT_FORMER", "FLT_EMPTY"):
+            await js.add_stream(StreamConfig(name=name, subjects=[f"{name}.>"]))
+        await js.publish("FLT_FORMER.x")
+
+    async def remove(js: JetStreamContext) -> None:
+        for name in ("FLT_FORMER", "FLT_EMPTY"):
+            await js.delete_stream(name)
+
+    servers.jetstream(make)
+    try:
+        for name in ("FLT_FORMER", "FLT_EMPTY", "FLT_GONE", "FLT_EVENTS", "FLT_DLQ"):
+            servers.sql(KNOWN[known].replace("'{}', 1", f"'{name}', 1"))
+        found = [it for it in servers.findings(close=True) if it.code == "STREAM_LEFT"]
+    finally:
+        servers.jetstream(remove)
+        servers.sql("DELETE FROM archived_events")
+    assert [it.subject for it in found] == ["stream FLT_FORMER"]
+    assert "nats stream rm FLT_FORMER" in found[0].remedy
+
+
 # --- no fault ---
 
 CALM: dict[str, Callable[[Servers], Any]] = {

@@ -215,6 +215,7 @@ class Examination:
             return [
                 *await producers.sequences(place, source),
                 *await producers.restored(self._settings, context, source),
+                *(await producers.left_behind(self._settings, context, source) if self._close else ()),
             ]
 
     async def _archive(self, context: ContextSettings) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -18,10 +19,14 @@ from relay.commands.orphans import FindOrphans
 from relay.credentials import nats_options
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact
-from relay.domain.findings import Finding, error
+from relay.domain.findings import Finding, error, warning
 from relay.domain.standstill import Movement
 from relay.settings import ContextSettings, Settings
 
+#: How many of the newest incidents tell of streams of dead letters.
+_LOOKED: Final = 10_000
+#: How long the server may take to tell of streams that relay.toml does not name, in seconds.
+_PATIENCE_S: Final = 3.0
 _REPAIR: Final = "run: relay db repair"
 
 
@@ -35,7 +40,7 @@ async def _auditor(settings: Settings) -> AsyncIterator[NatsStreamAuditor]:
     nats_url = settings.nats_url.get_secret_value()
     connection = NatsConnection(nats_url, name="jetrelay-health", **nats_options(settings))
     try:
-        with suppress(Outage, nats.errors.Error):
+        with suppress(Outage, nats.errors.Error, TimeoutError):
             yield NatsStreamAuditor(connection)
     finally:
         await connection.close()
@@ -62,6 +67,26 @@ async def restored(settings: Settings, context: ContextSettings, source: Source)
         for page in await FindOrphans(context.name, streams, others, ledger, auditor, _nobody).look():
             found[page.stream] = max(found.get(page.stream, 0), len(page.orphans))
     return list(unknown_events(context.name, found))
+
+
+async def left_behind(settings: Settings, context: ContextSettings, source: Source) -> Sequence[Finding]:
+    """No stream that events or dead letters of a context went to was left behind, with messages, by a rename."""
+    async with source() as conn:
+        known = {name for (name,) in await query(conn, "server/streams", looked=_LOOKED)}
+    known |= {*await PostgresOrphans(source).streams()}
+    named = {spec.name for spec in settings.streams()} | {spec.stream for spec in settings.consumers()}
+    found = []
+    async with _auditor(settings) as auditor, asyncio.timeout(_PATIENCE_S):
+        for name in sorted(known - named):
+            state = await auditor.state(name)
+            if state is not None and 0 < state.first_seq <= state.last_seq:
+                text = (
+                    f"holds messages of {context.name}, up to sequence {state.last_seq}, and relay.toml does"
+                    " not name it: who has not read them yet never gets them"
+                )
+                remedy = f"let a subscription read it to its end; then: nats stream rm {name}"
+                found.append(warning("STREAM_LEFT", f"stream {name}", text, remedy))
+    return found
 
 
 def unknown_events(context: str, counts: dict[str, int]) -> Iterator[Finding]:
