@@ -181,6 +181,8 @@ class RowCommands:
                     print(f"{len(rows)} of {counted(total)}; --limit shows more")
             elif answers:
                 print(self._nothing(options, states, {name: others for name, (_, others) in answers.items()}))
+            if unconfirmed := sum(page.unconfirmed for page, _ in answers.values()):
+                print(f"and {counted(unconfirmed)} unconfirmed letters: --class unconfirmed")
             if answers.failed:
                 print(answers.unread())
 

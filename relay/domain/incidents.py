@@ -7,9 +7,10 @@ incident of the same message, with the next ``occurrence``.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from relay.domain.errors import (
     IncidentClosed,
@@ -54,7 +55,8 @@ class RecordedIncident:
 class IncidentFilter:
     """Selects incidents. A field that is None or empty excludes nothing.
 
-    ``reason``: a code of `relay.domain.reasons`, or a part of the text.
+    ``reason``: a code of `relay.domain.reasons`, or a part of the text. ``confirmed``: without unconfirmed ones,
+    which anybody who may write to the stream of dead letters makes, as many as he likes.
     """
 
     statuses: tuple[IncidentStatus, ...] = ()
@@ -65,6 +67,15 @@ class IncidentFilter:
     since: datetime | None = None
     message_id: Id | None = None
     correlation_id: Id | None = None
+    confirmed: bool = False
+
+    @classmethod
+    def usual(cls, **fields: Any) -> IncidentFilter:
+        """What an operator means: unconfirmed ones only if their class, a message or a correlation is named."""
+        found = cls(**fields)
+        asked = found.reason == DeadLetterClass.UNCONFIRMED.value
+        named = asked or found.kinds or found.message_id or found.correlation_id
+        return replace(found, confirmed=not named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,13 +99,15 @@ class Office:
         subscription: str = "inward",
         reason: str = "HTTP 422: no",
         headers: dict[str, str] | None = None,
+        kind: str = "poison",
     ) -> None:
-        """Incidents, as they are recorded."""
+        """Incidents, as they are recorded. ``subscription`` may have the number of the incident, as %s."""
         await self.run(
             "INSERT INTO dead_letters"
             " (message_id, subscription, subject, event_type, class, reason, headers, original)"
-            " SELECT coalesce(%(id)s, gen_random_uuid()), %(subscription)s, 'a.b', 'opened', 'poison', %(reason)s,"
-            " %(headers)s::jsonb, %(original)s FROM generate_series(1, %(count)s)",
+            " SELECT coalesce(%(id)s, gen_random_uuid()), format(%(subscription)s, n), 'a.b', 'opened', %(kind)s,"
+            " %(reason)s, %(headers)s::jsonb, %(original)s FROM generate_series(1, %(count)s) AS n",
+            kind=kind,
             id=message_id,
             subscription=subscription,
             reason=reason,
@@ -377,6 +379,16 @@ async def test_nobody_is_told_of_what_an_operator_has_closed_meanwhile(office: O
     office.channel.refuses = False
     office.clock.now += 60
     assert await sender.run() == 1
+
+
+async def test_unconfirmed_letters_share_one_alert_whatever_they_claim(office: Office) -> None:
+    await office.dead_letters(1_000, subscription="forged %s", kind="unconfirmed")
+    await office.dead_letters(500, kind="unconfirmed")
+    await office.dead_letters()
+    for _ in range(3):
+        await office.sender().run()
+    told = {it["subject"]["name"]: it["count"] for it in office.channel.taken}
+    assert told == {"unknown": 1_500, "inward": 1}
 
 
 async def test_a_snoozed_incident_alerts_again_after_its_time(office: Office) -> None:

@@ -142,6 +142,30 @@ async def test_dead_letters_show_id_status_and_reason_at_any_width(desk: Desk, s
     assert (str(id) in shown, "open" in shown, "sea" in shown, "why" in shown, "s ago" in shown) == (True,) * 5
 
 
+FORGED = (
+    "INSERT INTO dead_letters (message_id, subscription, subject, class, reason)"
+    " SELECT gen_random_uuid(), 'inward', 's', 'unconfirmed', 'unconfirmed: x' FROM generate_series(1, 5000)"
+    " RETURNING id"
+)
+COUNTED = "and 5000 unconfirmed letters: --class unconfirmed"
+
+
+async def test_forged_letters_are_counted_and_hide_no_real_one(
+    desk: Desk, shell: Shell, database_url: str
+) -> None:
+    _, id = await desk.incident()
+    forged = query(database_url, FORGED)[-1]["id"]
+    lines = shell("dlq", "list", *SEA).splitlines()
+    assert (len(lines), lines[-1]) == (3, COUNTED)
+    assert [it["id"] for it in shell.json("dlq", "list", *SEA)] == [id]
+    for asked in (["--class", "unconfirmed"], ["--reason", "unconfirmed"]):
+        assert shell.json("dlq", "list", *asked, "--limit", "1", *SEA)[0]["id"] == forged
+    query(database_url, "DELETE FROM dead_letters WHERE id = %s RETURNING id", id)
+    assert shell("dlq", "list", *SEA).splitlines() == ["No open dead letters in sea.", COUNTED]
+    found = shell("dlq", "discard", "--all", "--note", "x", "--dry-run", *SEA)
+    assert found.startswith("sea: 0 dead letters")
+
+
 async def test_columns_are_chosen_and_wide_shows_them_all_on_one_line(desk: Desk, shell: Shell) -> None:
     message_id, id = await desk.incident()
     chosen = shell("dlq", "list", "--columns", "id,message_id,reason", *SEA, width=80)

@@ -166,6 +166,22 @@ async def test_dead_letters_are_grouped_by_reason(browser: Browser) -> None:
     assert (await browser.open(link)).data("total") == "9"
 
 
+async def test_forged_letters_are_a_link_to_them(browser: Browser, land: str) -> None:
+    total = (await browser.open(LETTERS)).data("total")
+    query(
+        land,
+        "INSERT INTO dead_letters (message_id, subject, class, reason)"
+        " SELECT gen_random_uuid(), 's', 'unconfirmed', 'unconfirmed: x' FROM generate_series(1, 700)"
+        " RETURNING id",
+    )
+    page = await browser.open(LETTERS, limit="20")
+    harmless(page)
+    assert "700 unconfirmed letters" in page.text
+    assert page.data("total") == total
+    [link] = [link for link in page.links if "class=unconfirmed" in link]
+    assert (await browser.open(link)).data("total") == "700"
+
+
 async def test_a_deed_of_the_console_makes_the_lists_of_the_api_fresh(browser: Browser) -> None:
     """Asked right after it: an answer of the last second would show the letter as open."""
     path = f"/api/v1{LETTERS}?status=open"

@@ -286,6 +286,14 @@ def test_each_fault_is_an_error_that_names_it(servers: Servers, fault: str) -> N
     assert named in found[code].text
 
 
+def test_unconfirmed_letters_are_one_finding_whatever_they_claim(servers: Servers) -> None:
+    forged = LETTERS.format("1 min", "NULL", 500).replace("'own'", "'own' || random()")
+    servers.sql(forged.replace("'poison'", "'unconfirmed'"), LETTERS.format("1 min", "NULL", 1))
+    found = {it.subject: it.text for it in servers.findings() if it.code == "DEAD_LETTERS_OPEN"}
+    assert found.keys() == {"letters of flt", "subscription flt.own"}
+    assert found["letters of flt"].startswith("500 unconfirmed letters")
+
+
 def test_messages_that_stand_still_are_a_matter_of_their_subscription(servers: Servers) -> None:
     """An alert about them goes to whoever asks for alerts about this subscription."""
     servers.sql(MESSAGE.format("", "own", ""), "UPDATE inbox_messages SET enqueued_at = now() - interval '5 min'")

@@ -159,6 +159,21 @@ async def test_an_action_that_does_not_say_what_it_is_for_is_refused(api: Api, b
     assert (await api.post(f"{EVENTS}/retry", body, 422))["error"]["code"] == "INVALID_REQUEST"
 
 
+async def test_forged_letters_are_counted_and_hide_no_real_one(api: Api, desk: Desk, database_url: str) -> None:
+    _, id = await desk.incident()
+    query(
+        database_url,
+        "INSERT INTO dead_letters (message_id, subject, class, reason)"
+        " SELECT gen_random_uuid(), 's', 'unconfirmed', 'unconfirmed: x' FROM generate_series(1, 700)"
+        " RETURNING id",
+    )
+    page = await api.get(LETTERS)
+    assert ([it["id"] for it in page["items"]], page["total"], page["unconfirmed"]) == ([id], 1, 700)
+    assert [it["count"] for it in await api.get(f"{LETTERS}/groups")] == [1]
+    others = await api.get(LETTERS, params={"class": "unconfirmed"})
+    assert (others["total"], "unconfirmed" in others) == (700, False)
+
+
 async def test_dead_letters_are_grouped_requeued_discarded_and_resolved(api: Api, desk: Desk) -> None:
     numbers = [(await desk.incident(payload={"secret": 7}))[1] for _ in range(4)]
     assert [it["id"] for it in (await api.get(LETTERS))["items"]] == numbers[::-1]

@@ -125,7 +125,15 @@ def page_of(kind: Listing, template: str | list[str], **values: Any) -> str:
 
 
 def list_page(kind: Kind, row: dict[str, Any]) -> str:
-    paging = {"total": 1, "many": False, "reach": {}, "thorough": False, "window": 1, "following": None}
+    paging = {
+        "total": 1,
+        "many": False,
+        "reach": {},
+        "thorough": False,
+        "window": 1,
+        "following": None,
+        "unconfirmed": 0,
+    }
     more = {"statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
     return page_of(kind, "list.html", items=[row], **paging, **more)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +35,7 @@ from relay.domain.incidents import (
 )
 from relay.domain.letters import Letter, Match
 from relay.domain.operators import Operator, Outcome, judge
+from relay.domain.policies import DeadLetterClass
 from relay.domain.traceparent import trace_id
 from relay.ports import Compared, DeadPlace
 
@@ -108,7 +109,12 @@ class PostgresIncidents(Operations):
         ``short`` changes nothing: dead letters are few.
         """
         page = await self._page("incidents/incidents", _parameters(wanted, limit, before))
-        return Page([coded(named(row, "message_id"), "reason") for row in page.items], page.total)
+        unconfirmed = 0
+        if wanted.confirmed:
+            others = replace(wanted, confirmed=False, kinds=(DeadLetterClass.UNCONFIRMED,))
+            unconfirmed = (await self._page("incidents/incidents", _parameters(others, 1))).total
+        rows = [coded(named(row, "message_id"), "reason") for row in page.items]
+        return Page(rows, page.total, unconfirmed=unconfirmed)
 
     async def groups(self, wanted: IncidentFilter, most: int, *, short: bool = False) -> Sequence[Row]:
         """How many incidents have each code of a reason, by class, among the newest ``most`` that fit.

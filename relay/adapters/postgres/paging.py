@@ -38,12 +38,13 @@ class Page(Generic[Item]):
     """The newest matching items, and the number of all matches, counted up to `MAX_COUNTED` or more.
 
     ``reach``: where a short look ended, by the order of rows: beyond it there may be more matches. Empty if it saw
-    all rows.
+    all rows. ``unconfirmed``: how many dead letters that nobody confirms fit besides, and are left out.
     """
 
     items: Sequence[Item]
     total: int
     reach: Mapping[str, Reach] = field(default_factory=dict)
+    unconfirmed: int = 0
 
     @property
     def exact(self) -> bool:

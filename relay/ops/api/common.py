@@ -140,6 +140,8 @@ async def paged(ops: Ops, kind: Kind, query: FindRows) -> Response:
     reach = {order: asdict(it) for order, it in page.reach.items()}
     following = page.items[-1][kind.order] if more else None
     shown = {"items": page.items, "total": page.total, "exact": page.exact, "reach": reach, "next": following}
+    if page.unconfirmed:
+        shown["unconfirmed"] = page.unconfirmed
     return json_response(shown)
 
 

@@ -163,6 +163,7 @@ class PageOut(BaseModel):
 
     ``total``: how many the filter finds in all; if it is not ``exact``, there are at least so many. ``reach``:
     between which times rows were looked at, by their state, if not all were; beyond them more may fit.
+    ``unconfirmed``: how many unconfirmed dead letters fit besides; ``class=unconfirmed`` lists them.
     """
 
     items: list[dict[str, Any]]
@@ -170,6 +171,7 @@ class PageOut(BaseModel):
     exact: bool
     reach: dict[str, ReachOut]
     next: int | str | None
+    unconfirmed: int = 0
 
 
 class RefusedOut(BaseModel):

@@ -48,6 +48,7 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         items=found.items,
         total=found.total,
         many=found.total >= MAX_COUNTED,
+        unconfirmed=found.unconfirmed,
         reach=found.reach,
         thorough=asked.thorough,
         window=ops.limits.window,

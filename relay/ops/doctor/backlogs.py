@@ -16,6 +16,7 @@ from relay.adapters.jetstream.inspection import DurableState
 from relay.domain.backlogs import AwayHandler, Waiting
 from relay.domain.disclosure import stack_of
 from relay.domain.findings import Finding, error, warning
+from relay.domain.policies import DeadLetterClass
 from relay.domain.queues import QueueView
 from relay.domain.standstill import BacklogKind, Failing, LockHolder, Movement, RefusedEvents
 
@@ -287,17 +288,19 @@ class LetterLimits:
 
 def letters(context: str, open_ones: Sequence[Waiting], limits: LetterLimits) -> Iterator[Finding]:
     """Somebody decides about dead letters. A snoozed one is not open."""
-    by_subscription: dict[str | None, list[Waiting]] = {}
+    groups: dict[tuple[str | None, bool], list[Waiting]] = {}
     for it in open_ones:
-        by_subscription.setdefault(it.subscription, []).append(it)
-    for name, found in by_subscription.items():
+        groups.setdefault((it.subscription, it.kind == DeadLetterClass.UNCONFIRMED.value), []).append(it)
+    for (name, unconfirmed), found in groups.items():
         count, age = sum(it.count for it in found), max(it.oldest_age_seconds for it in found)
         bad = count >= limits.count or age >= limits.age.total_seconds()
+        subject = f"subscription {context}.{name or '?'}"
         text = f"{count} dead letters are open, the first for {lasted(age)}"
         remedy = f"decide about them: relay dlq list --context {context}"
-        yield (error if bad else warning)(
-            "DEAD_LETTERS_OPEN", f"subscription {context}.{name or '?'}", text, remedy
-        )
+        if unconfirmed:
+            subject, text = f"letters of {context}", f"{count} unconfirmed letters are open: no message died so"
+            remedy = f"find out who sent them: relay dlq list --class unconfirmed --context {context}"
+        yield (error if bad else warning)("DEAD_LETTERS_OPEN", subject, text, remedy)
 
 
 def dead_events(place: str, count: int, *, block: bool) -> Iterator[Finding]:

@@ -1,4 +1,5 @@
--- Make causes of open dead letters that have none: new ones, and those whose snooze is over.
+-- Make causes of open dead letters that have none: new ones, and those whose snooze is over. An unconfirmed letter may
+-- name any subscription: all of them share a subject, so that a flood hides no other alert.
 WITH taken AS (
     UPDATE dead_letters
     SET alerted_at = clock_timestamp()
@@ -12,7 +13,8 @@ WITH taken AS (
     RETURNING id, message_id, recorded_at, subscription, event_type, correlation_id, causation_id, class, reason,
               attempts, headers, originals)
 INSERT INTO alerts (class, subject_type, subject, reason, since, about)
-SELECT 'dead_letter', 'subscription', coalesce(subscription, 'unknown'), left(reason, 500), recorded_at,
+SELECT 'dead_letter', 'subscription',
+       CASE WHEN class = 'unconfirmed' THEN 'unknown' ELSE coalesce(subscription, 'unknown') END, left(reason, 500), recorded_at,
        jsonb_build_object(
            'id', id, 'message_id', coalesce(originals ->> 'id', message_id::text), 'event_type', event_type,
            'correlation_id', coalesce(originals ->> 'correlation_id', correlation_id::text),

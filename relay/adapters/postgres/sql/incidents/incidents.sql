@@ -8,6 +8,7 @@ WITH found AS MATERIALIZED (
       -- Older releases recorded a 422 as deterministic.
       AND (%(kinds)s::text[] IS NULL OR d.class = ANY (%(kinds)s::text[])
            OR 'poison' = ANY (%(kinds)s::text[]) AND d.class = 'deterministic' AND d.reason ~ '^HTTP 422')
+      AND (NOT %(confirmed)s OR d.class <> 'unconfirmed')
       AND (%(subscription)s::text IS NULL OR d.subscription = %(subscription)s)
       AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
       AND (%(reason)s::text IS NULL OR d.reason ~ %(reason)s AND NOT d.reason ~ ANY (%(unless)s::text[]))
