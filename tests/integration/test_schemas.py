@@ -10,13 +10,17 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from nats.js.api import StreamConfig
 from pydantic import BaseModel
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor
 from relay.adapters.postgres import grants, migrations
+from relay.adapters.postgres.orphans import PostgresOrphans
 from relay.cli import create_app
+from relay.commands.orphans import FindOrphans
 from relay.devstack import NatsServer, PostgresServer
 from relay.domain.errors import SchemaMissing, WriteConflict
 from relay.outbox import Outbox
@@ -143,6 +147,31 @@ async def test_each_publishes_its_own_events_and_neither_waits_for_the_other(
     assert others == [100]
     assert (len(await city.ids()), len(await user.ids())) == (100, 100)
     assert set(await city.ids()).isdisjoint(await user.ids())
+
+
+async def test_the_orphans_of_one_are_never_those_of_the_other(shared: str, relays: dict[str, Relay]) -> None:
+    """Also if both publish to one stream, and both tables of orphans are in one database."""
+    city, user = relays["city"], relays["user"]
+    await user.admin(lambda js: js.delete_stream(user.stream))
+    both = StreamConfig(name=city.stream, subjects=[f"{it.context}.event.>" for it in (city, user)])
+    await city.admin(lambda js: js.update_stream(both))
+    for name in NAMES:
+        record(shared, *(event(f"v{n}") for n in range(20)), schema=name)
+        assert await relays[name].command().drain(ALL) == 20
+    lost = {
+        row["id"] for row in query(city.url, "DELETE FROM outbox_events WHERE published_seq > 10 RETURNING id")
+    }
+    find = {}
+    for one, other in ((city, user), (user, city)):
+        ledger, auditor = PostgresOrphans(one.pool.connection), NatsStreamAuditor(one.nats)
+        find[one.context] = FindOrphans(
+            one.context, [city.stream], [other.context], ledger, auditor, one.facts.append
+        )
+        await find[one.context].tick(page=0)
+    scanned = [{it.event_id for it in (await find[it.context].scan(city.stream)).orphans} for it in (city, user)]
+    noted = "SELECT event_id FROM orphaned_events"
+    assert scanned == [{row["event_id"] for row in query(it.url, noted)} for it in (city, user)] == [lost, set()]
+    assert len(lost) == 10
 
 
 # --- writers ---
