@@ -30,6 +30,9 @@ _BRIEF: Final = ("_UNREACHABLE", "CHECK_FAILED", "CONNECTIONS_BUSY")
 #: Warnings that alert too: a circuit that opens.
 _AT_ONCE: Final = frozenset({"HANDLER_AWAY"})
 
+#: What a finding is about: a server, "stream S", or "events of sea".
+_SUBJECT: Final = re.compile(r"(?P<type>\S+) (?:of |at )?(?P<name>.+)", re.DOTALL)
+
 #: Lanes stand still and go on together, mostly. They are one condition of their outbox.
 _LANE: Final = re.compile(r"\.(lane \d+|without a key)$")
 
@@ -41,16 +44,15 @@ class ConditionTick:
 
     def __init__(self, context: str, settings: Settings, alerts: PostgresAlerts, facts: FactSink) -> None:
         self._context, self._alerts, self._facts = context, alerts, facts
-        own = settings.contexts[context]
-        self._settings = settings.model_copy(update={"contexts": {context: own}})
-        self._repeat = own.alerts.repeat
+        self._settings = settings
+        self._repeat = settings.contexts[context].alerts.repeat
         self._looking: asyncio.Task[None] | None = None
         self._seen: Collection[Finding] = ()
 
     async def tick(self) -> None:
         """Begin to look, unless the last look is still under way."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+            self._looking = asyncio.create_task(self.look())
 
     async def stop(self) -> None:
         """End the look that is under way."""
@@ -58,11 +60,12 @@ class ConditionTick:
             self._looking.cancel()
             await asyncio.wait([self._looking])
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Look once at what the context works with, and at nothing of other contexts. Never raises."""
         from relay.ops.doctor.examining import Examination  # noqa: PLC0415 - loads the clients of all servers
 
         try:
-            diagnosis = await Examination(self._settings, close=False, process=None).run()
+            diagnosis = await Examination(self._settings, close=False, process=None, only=self._context).run()
             await self.observe(diagnosis)
         except Outage as error:
             self._facts(OutageSeen(context=self._context, server=error.server, error=error.explanation))
@@ -92,8 +95,8 @@ def _answered(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def _condition(place: str, finding: Finding) -> Condition:
-    kind, _, name = finding.subject.partition(" ")
-    subject = (kind, _LANE.sub("", name)) if name else ("server", kind)
+    named = _SUBJECT.fullmatch(finding.subject)
+    subject = (named["type"], _LANE.sub("", named["name"])) if named else ("server", finding.subject)
     text = "; ".join(filter(None, (finding.text, finding.remedy)))
     return Condition(
         code=finding.code.lower(), place=place, subject_type=subject[0], subject=subject[1], reason=text

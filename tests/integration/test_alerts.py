@@ -27,6 +27,7 @@ from relay.domain.alerts import AlertClass, Condition
 from relay.domain.errors import AlertRefused
 from relay.domain.facts import AlertFailed, AlertRaised, Fact
 from relay.domain.findings import Diagnosis, Examined, Finding, error, warning
+from relay.domain.ordering import KEY
 from relay.settings import Settings
 from scheduler.alerts import ConditionTick
 from tests.clock import Clock
@@ -474,7 +475,30 @@ async def test_an_outbox_of_which_many_lanes_stand_still_is_one_condition(office
     found = [error("OUTBOX_STALLED", f"events of {CONTEXT}.{lane}", "stand still") for lane in lanes]
     await tick.observe(diagnosis(*found, error("INBOX_STALLED", f"subscription {CONTEXT}.in", "stand still")))
     await office.sender().run()
-    assert sorted(it.subject for it in office.raised()) == [f"of {CONTEXT}", f"{CONTEXT}.in"]
+    assert sorted(it.subject for it in office.raised()) == [CONTEXT, f"{CONTEXT}.in"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [
+        ("nats", ("server", "nats")),
+        ("postgresql sea", ("postgresql", "sea")),
+        ("stream SEA_EVENTS", ("stream", "SEA_EVENTS")),
+        ("consumer SEA_EVENTS/sea__in", ("consumer", "SEA_EVENTS/sea__in")),
+        ("subscription sea.in", ("subscription", "sea.in")),
+        ("events of sea", ("events", "sea")),
+        ("events of sea.without a key", ("events", "sea")),
+        ("tasks of sea.mail", ("tasks", "sea.mail")),
+        ("runs of sea.of the night", ("runs", "sea.of the night")),
+        ("postgresql at host:5432", ("postgresql", "host:5432")),
+    ],
+)
+async def test_a_condition_says_what_it_is_about(office: Office, subject: str, expected: tuple[str, str]) -> None:
+    settings = Settings.model_validate({"contexts": {CONTEXT: {"database_url": "postgresql://x/sea"}}})
+    tick = ConditionTick(CONTEXT, settings, PostgresAlerts(office.pool.connection), office.facts.append)
+    await tick.observe(diagnosis(error("SOMETHING", subject, "is wrong")))
+    await office.sender().run()
+    assert [(it.subject_type, it.subject) for it in office.raised()] == [expected]
 
 
 async def test_an_error_of_health_is_a_condition_and_one_of_a_moment_is_none(office: Office) -> None:
@@ -532,3 +556,44 @@ async def test_the_leader_looks_at_real_servers_and_tells(
             for stream in (f"{name.upper()}_EVENTS", f"{name.upper()}_DLQ"):
                 with suppress(NotFoundError):
                     await js.delete_stream(stream)
+
+
+async def test_a_context_is_told_of_its_own_errors_and_of_no_other_context(
+    office: Office, database_url: str, nats_server: NatsServer, valkey: ValkeyServer
+) -> None:
+    """The other one has no streams. Its events in a stream of ours are no orphans of ours."""
+    own, other = (f"{letter}{uuid4().hex[:8]}" for letter in "ab")
+    subjects = [f"{own}.event.>", f"{other}.event.>"]
+    values = {
+        "nats_url": nats_server.url,
+        "redis_url": valkey.url,
+        "contexts": {
+            own: {"database_url": database_url, "stream": {"subjects": subjects}},
+            other: {"database_url": database_url, "stream": {"subjects": [f"{other}.late.>"]}},
+        },
+    }
+    settings = Settings.model_validate(values)
+    ours = [it for it in settings.streams() if not it.name.startswith(other.upper())]
+    headers = {"Nats-Msg-Id": str(uuid4()), KEY: "k"}
+
+    async def told(context: str) -> set[tuple[str, str]]:
+        """What one look finds. Its alerts are taken away."""
+        tick = ConditionTick(context, settings, PostgresAlerts(office.pool.connection), office.facts.append)
+        await tick.look()
+        await office.sender().run()
+        found = {(it.reason_code, it.subject) for it in office.raised()}
+        office.facts.clear()
+        await office.run("DELETE FROM alert_conditions")
+        return found
+
+    async with connect_once(nats_server.url) as js:
+        await topology.ensure(js, ours, [])
+        try:
+            await js.publish(f"{other}.event.x.v1", b"{}", headers=headers)
+            assert await told(own) == set()
+            expected = {("stream_missing", f"{other.upper()}_{kind}") for kind in ("EVENTS", "DLQ")}
+            assert await told(other) == expected
+        finally:
+            for kind in ("EVENTS", "DLQ"):
+                with suppress(NotFoundError):
+                    await js.delete_stream(f"{own.upper()}_{kind}")

@@ -69,11 +69,16 @@ class _Beside:
 class Examination:
     """One examination of everything that a configuration names, or of what one kind of process needs.
 
-    ``close``: with the checks of `relay doctor`, too.
+    ``close``: with the checks of `relay doctor`, too. ``only``: the context whose part is examined, if not all.
     """
 
-    def __init__(self, settings: Settings, *, close: bool, process: ProcessKind | None) -> None:
-        self._settings, self._close = settings, close
+    def __init__(
+        self, settings: Settings, *, close: bool, process: ProcessKind | None, only: str | None = None
+    ) -> None:
+        contexts = settings.contexts if only is None else {only: settings.contexts[only]}
+        self._settings, self._close = settings.model_copy(update={"contexts": contexts}), close
+        #: Events of other contexts in a stream are theirs, also if only one context is examined.
+        self._names = [*settings.contexts]
         self._needs = None if process is None else NEEDS[process]
         #: What the connection budget is made of: sessions that a server allows, by context, and workers.
         self._room: dict[str, int] = {}
@@ -214,7 +219,7 @@ class Examination:
         async with connected(context.database, "health") as source:
             return [
                 *await producers.sequences(place, source),
-                *await producers.restored(self._settings, context, source),
+                *await producers.restored(self._settings, context, self._names, source),
                 *(await producers.left_behind(self._settings, context, source) if self._close else ()),
             ]
 

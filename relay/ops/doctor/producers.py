@@ -57,11 +57,16 @@ async def held(settings: Settings, after: timedelta, unarchived: Sequence[Moveme
     return found
 
 
-async def restored(settings: Settings, context: ContextSettings, source: Source) -> Sequence[Finding]:
-    """No stream holds events of ours that the outbox does not know: noted ones, and those at the likely places."""
+async def restored(
+    settings: Settings, context: ContextSettings, names: Sequence[str], source: Source
+) -> Sequence[Finding]:
+    """No stream holds events of ours that the outbox does not know: noted ones, and those at the likely places.
+
+    ``names``: of all contexts. The events of the others are not ours.
+    """
     ledger = PostgresOrphans(source)
     found = {it.stream: it.count for it in await ledger.open()}
-    others = [name for name in settings.contexts if name != context.name]
+    others = [name for name in names if name != context.name]
     streams = [stream.name for stream in context.event_streams]
     async with _auditor(settings) as auditor:
         for page in await FindOrphans(context.name, streams, others, ledger, auditor, _nobody).look():
