@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -86,10 +87,11 @@ def fill(url: str, rows: Iterable[str]) -> None:
             conn.execute(row.encode())
 
 
-async def found(url: str, *rows: str, block: bool = False) -> list[Movement]:
+async def found(url: str, *rows: str, block: bool = False, looked: int = 2_000) -> list[Movement]:
     fill(url, rows)
     async with connected(url, "test") as source:
-        look = PostgresMovements(source, bound=BOUND, dead_head_blocks=block, limits=AT_ONCE)
+        limits = replace(AT_ONCE, looked=looked)
+        look = PostgresMovements(source, bound=BOUND, dead_head_blocks=block, limits=limits)
         return [*await look.standing()]
 
 
@@ -279,6 +281,55 @@ MOVING = {
         )
     ],
 }
+
+
+#: A part that moves, beside others in which much more was finished since.
+BUSY = {
+    "a lane": [
+        published("5 s"),
+        *(published("1 s", key="'other'") for _ in range(50)),
+        event("1 hour", 3),
+    ],
+    "a subscription": [
+        message("2 hours", processed_at="now() - interval '5 s'"),
+        message("1 min", "two", 50, processed_at="now()"),
+        message("1 hour", n=3),
+    ],
+    "a queue": [
+        task("2 hours", "slow", status="'completed'", finished_at="now() - interval '5 s'"),
+        task("1 min", "quick", 50, status="'completed'", finished_at="now()"),
+        task("1 hour", "slow", 3),
+    ],
+}
+#: As in BUSY, but nothing was finished lately.
+STUCK = {
+    name: [row.replace("now() - interval '5 s'", "now() - interval '9 min'") for row in rows]
+    for name, rows in BUSY.items()
+}
+JOBS = "INSERT INTO scheduled_jobs (name, schedule) VALUES ('nightly', '0 0 * * *'), ('report', '0 0 * * *')"
+RUN = (
+    "INSERT INTO scheduled_runs (job, scheduled_for, correlation_id, opened_at, state, started_at, claimed_until)"
+    " VALUES ('{}', now() - interval '5 min', gen_random_uuid(), now() - interval '{}', {})"
+)
+
+
+@pytest.mark.parametrize("case", BUSY)
+async def test_a_part_that_moves_beside_much_busier_ones_does_not_stand_still(shared_url: str, case: str) -> None:
+    assert await found(shared_url, *BUSY[case], looked=20) == []
+
+
+@pytest.mark.parametrize("case", STUCK)
+async def test_a_part_that_stands_still_beside_much_busier_ones_is_found(shared_url: str, case: str) -> None:
+    assert len(await found(shared_url, *STUCK[case], looked=20)) == 1
+
+
+async def test_runs_that_wait_while_workers_run_others_move(shared_url: str) -> None:
+    """Many jobs at midnight share the workers. A run that a later one went past stands still."""
+    waits = RUN.format("report", "5 min", "'waiting', NULL, NULL")
+    runs = RUN.format("nightly", "{}", f"'started', now() - interval '4 min', {LATER}")
+    assert await found(shared_url, JOBS, waits, runs.format("5 min")) == []
+    [it] = await found(shared_url, JOBS, waits, runs.format("2 min"))
+    assert (it.part, it.overtaken) == ("report", True)
 
 
 @pytest.mark.parametrize("case", STANDING)

@@ -198,14 +198,14 @@ GUARDS = {
     "movement of events": Guard(
         "outbox/moving",
         {"idx_outbox_published", "idx_outbox_ready", "idx_outbox_due", "idx_outbox_failed"},
-        8_000,
-        {"looked": 2_000, "counted": 50, "dead_head_blocks": False},
+        30_000,
+        {"looked": 2_000, "counted": 50, "dead_head_blocks": False, "bound": GRACE},
         sorted=8_000,
     ),
     "movement of messages": Guard(
         "inbox/moving",
         {"idx_inbox_processed", "idx_inbox_sweep"},
-        8_000,
+        30_000,
         {"looked": 2_000, "counted": 2_000, "bound": GRACE},
         sorted=8_000,
     ),

@@ -124,6 +124,7 @@ class PostgresMovements:
             "outbox/moving",
             looked=self._limits.looked,
             counted=self._limits.lane,
+            bound=self._bound,
             dead_head_blocks=self._blocks,
         )
         if not lanes:

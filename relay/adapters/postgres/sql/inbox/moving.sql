@@ -2,7 +2,8 @@
 -- has been due, and how long ago the subscription last moved. A claim, and a retry that waits for its time, are
 -- movement. A message was overtaken if one that came more than %(bound)s after it was due is processed. In an ordered
 -- subscription a message is due from its turn on; then it is enqueued. The last column: how long ago a message was
--- processed or claimed, whatever waits for another attempt.
+-- processed or claimed, whatever waits for another attempt. For a subscription that is not among the last processed
+-- messages, because others are much busier, ten times as many of the last %(bound)s are looked at.
 WITH RECURSIVE found AS (
     (SELECT subscription
      FROM inbox_messages
@@ -27,14 +28,24 @@ WITH RECURSIVE found AS (
         ORDER BY processed_at DESC
         LIMIT %(looked)s) AS ended
     GROUP BY subscription
+), longer AS MATERIALIZED (
+    SELECT subscription AS part, max(processed_at) AS at
+    FROM (
+        SELECT subscription, processed_at
+        FROM inbox_messages
+        WHERE processed_at IS NOT NULL
+          AND processed_at > now() - %(bound)s::interval AND processed_at <= clock_timestamp()
+        ORDER BY processed_at DESC
+        LIMIT 10 * %(looked)s) AS recent
+    GROUP BY 1
 )
 SELECT found.subscription, due.count AS due, coalesce(due.seconds, 0)::float8 AS due_seconds,
        coalesce(due.head, '') AS head,
        CASE WHEN due.claimed > 0 OR put_off.some THEN 0::float8
-            ELSE extract(epoch FROM clock_timestamp() - last.at)::float8 END AS moved_seconds,
+            ELSE extract(epoch FROM clock_timestamp() - ended.at)::float8 END AS moved_seconds,
        coalesce(due.turn_since < last.received_at - %(bound)s::interval, false) AS overtaken,
        CASE WHEN due.claimed > 0 THEN 0::float8
-            ELSE extract(epoch FROM clock_timestamp() - last.at)::float8 END AS worked_seconds
+            ELSE extract(epoch FROM clock_timestamp() - ended.at)::float8 END AS worked_seconds
 FROM found
 LEFT JOIN last USING (subscription), LATERAL (
     SELECT count(*) FILTER (WHERE free) AS count,
@@ -56,5 +67,7 @@ LEFT JOIN last USING (subscription), LATERAL (
         SELECT FROM inbox_messages
         WHERE processed_at IS NULL AND dead_lettered_at IS NULL
           AND enqueued_at > now() AND enqueued_at < now() + %(bound)s::interval
-          AND subscription = found.subscription) AS some) AS put_off
+          AND subscription = found.subscription) AS some) AS put_off, LATERAL (
+    SELECT coalesce(last.at, CASE WHEN due.seconds > extract(epoch FROM %(bound)s::interval) THEN (
+        SELECT longer.at FROM longer WHERE longer.part = found.subscription) END) AS at) AS ended
 WHERE found.subscription IS NOT NULL

@@ -1,6 +1,7 @@
 -- How the tasks of each queue move: how many are due and not claimed, the first of them, for how long it has been due,
 -- and how long ago a task of the queue was last claimed, tried or finished. A task that waits for its turn, for room
 -- or for its next attempt is not due. A task whose type no worker knows is due all the time.
+-- For a queue that is not among the last finished tasks, ten times as many of the last %(bound)s are looked at.
 WITH RECURSIVE ready AS (
     SELECT min(queue) AS queue FROM task_outbox WHERE status = 'pending' AND available_at IS NULL
     UNION ALL
@@ -35,13 +36,23 @@ WITH RECURSIVE ready AS (
         ORDER BY finished_at DESC
         LIMIT %(looked)s) AS ended
     GROUP BY queue
+), longer AS MATERIALIZED (
+    SELECT queue AS part, max(finished_at) AS at
+    FROM (
+        SELECT queue, finished_at
+        FROM task_outbox
+        WHERE finished_at IS NOT NULL
+          AND finished_at > now() - %(bound)s::interval AND finished_at <= clock_timestamp()
+        ORDER BY finished_at DESC
+        LIMIT 10 * %(looked)s) AS recent
+    GROUP BY 1
 ), running AS MATERIALIZED (
     SELECT DISTINCT queue FROM task_outbox WHERE claim_token IS NOT NULL AND claimed_until > clock_timestamp()
 )
 SELECT found.queue AS part, due.count AS due, coalesce(due.seconds, 0)::float8 AS due_seconds,
        coalesce(due.head, '') AS head,
        CASE WHEN running.queue IS NOT NULL OR put_off.some THEN 0::float8
-            ELSE extract(epoch FROM clock_timestamp() - last.at)::float8 END AS moved_seconds,
+            ELSE extract(epoch FROM clock_timestamp() - ended.at)::float8 END AS moved_seconds,
        coalesce(due.unknown, false) AS overtaken
 FROM found
 LEFT JOIN last USING (queue)
@@ -79,4 +90,6 @@ LEFT JOIN running USING (queue), LATERAL (
         SELECT FROM task_outbox
         WHERE status = 'delivered' AND queue = found.queue
           AND enqueued_at > now() AND enqueued_at < now() + %(bound)s::interval
-          AND waits_for IS DISTINCT FROM 'handler') AS some) AS put_off
+          AND waits_for IS DISTINCT FROM 'handler') AS some) AS put_off, LATERAL (
+    SELECT coalesce(last.at, CASE WHEN due.seconds > extract(epoch FROM %(bound)s::interval) THEN (
+        SELECT longer.at FROM longer WHERE longer.part = found.queue) END) AS at) AS ended
