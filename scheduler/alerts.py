@@ -24,8 +24,8 @@ from relay.settings import Settings
 
 #: How often to look for alerts to send.
 EVERY: Final = timedelta(seconds=3)
-#: Errors of a moment, such as a restart. They alert if the next look finds them too.
-_BRIEF: Final = ("_UNREACHABLE", "CHECK_FAILED", "CONNECTIONS_BUSY")
+#: Errors of a moment: a restart, or what waits when a fleet starts. They alert if the next look finds them too.
+_BRIEF: Final = ("_UNREACHABLE", "_STALLED", "CHECK_FAILED", "CONNECTIONS_BUSY")
 
 #: Warnings that alert too: a circuit that opens.
 _AT_ONCE: Final = frozenset({"HANDLER_AWAY"})

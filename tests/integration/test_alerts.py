@@ -473,7 +473,8 @@ async def test_an_outbox_of_which_many_lanes_stand_still_is_one_condition(office
     tick = ConditionTick(CONTEXT, settings, PostgresAlerts(office.pool.connection), office.facts.append)
     lanes = [f"lane {lane}" for lane in range(30)] + ["without a key"]
     found = [error("OUTBOX_STALLED", f"events of {CONTEXT}.{lane}", "stand still") for lane in lanes]
-    await tick.observe(diagnosis(*found, error("INBOX_STALLED", f"subscription {CONTEXT}.in", "stand still")))
+    for _ in range(2):
+        await tick.observe(diagnosis(*found, error("INBOX_STALLED", f"subscription {CONTEXT}.in", "stand still")))
     await office.sender().run()
     assert sorted(it.subject for it in office.raised()) == [CONTEXT, f"{CONTEXT}.in"]
 
@@ -522,7 +523,11 @@ async def test_an_error_of_health_is_a_condition_and_one_of_a_moment_is_none(off
     # Of the stream nobody knew anything meanwhile, so it is not resolved, and is not raised again.
     assert await look(diagnosis(sealed)) == ["resolved broker_unreachable server nats"]
     assert await look(diagnosis()) == ["resolved stream_sealed stream SEA_EVENTS"]
+    still = error("INBOX_STALLED", "subscription sea.inward", "nothing moves")
+    assert await look(diagnosis(still)) == []  # it may be the start of the fleet
+    assert await look(diagnosis(still)) == ["raised inbox_stalled subscription sea.inward"]
     opened = warning("HANDLER_AWAY", "subscription sea.inward", "does not answer")
+    assert await look(diagnosis())
     assert await look(diagnosis(opened)) == ["raised handler_away subscription sea.inward"]
 
 
