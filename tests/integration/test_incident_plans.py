@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -37,9 +38,11 @@ def test_a_list_of_dead_letters_is_read_through_its_indexes(database_url: str, s
         conn.execute(LETTERS.encode())
         conn.execute("VACUUM ANALYZE dead_letters")
         # Of the open ones all may be read, to put them in order: they are few.
-        for statuses, touched in ((["open"], 1_200), (["requeued"], 1_100), (None, 1_000)):
-            with subtests.test(str(statuses)):
-                asked = {**ANY, "statuses": statuses, "stored": statuses, "limit": 50, "counted": 1_000}
+        lists = ((["open"], 1_200), (["requeued"], 1_100), (None, 1_000))
+        for (statuses, touched), confirmed in product(lists, (False, True)):
+            with subtests.test(f"{statuses}, {confirmed=}"):
+                asked = {**ANY, "statuses": statuses, "stored": statuses, "confirmed": confirmed}
+                asked |= {"limit": 50, "counted": 1_000}
                 plan = explain(conn, "incidents/incidents", **asked)
                 assert plan.read_whole() == set()
                 assert plan.touched <= touched

@@ -70,7 +70,7 @@ MESSAGES: Final = Kind(
         Column(name="processed_at", label="Processed", show="time"),
         Column(name="dead_lettered_at", label="Died", show="time"),
         Column(name="class", label="Class"),
-        Column(name="others", label="Rows of other subscriptions"),
+        Column(name="others", label="Rows of other subscriptions", in_lists=False),
         Column(name="error_code", label="Code", show="code", on_page=False),
         Column(name="last_error", label="Error", show="reason", typed="error", on_page=False),
         *CHAIN,

@@ -60,7 +60,7 @@ class Column:
 
     ``beside``: a field that is shown with it. ``instead``: fields that are shown where it is empty. ``states``:
     those of which the page of a row shows it. ``above``: that page shows it if it is greater. ``on_page`` False:
-    that page shows it at a place of its own.
+    that page shows it at a place of its own. ``in_lists`` False: only that page has it.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Column:
     states: Sequence[str] = ()
     above: int = -1
     on_page: bool = True
+    in_lists: bool = True
 
     def value(self, row: Mapping[str, Any]) -> Any:
         """What a cell shows of a row."""

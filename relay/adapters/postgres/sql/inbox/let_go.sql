@@ -6,7 +6,7 @@ WITH handler AS MATERIALIZED (
     SELECT away, now() - CASE WHEN away THEN interval '0' ELSE %(hangs)s::interval END AS until
     FROM (SELECT NOT EXISTS (SELECT FROM relay_may_call(NULL, %(subscription)s)) AS away) AS it),
 holding AS (
-    SELECT message_id, received_at
+    SELECT message_id, received_at, stream_seq
     FROM inbox_messages
     WHERE processed_at IS NULL
       AND dead_lettered_at IS NULL
@@ -19,8 +19,8 @@ holding AS (
                       WHERE relay_is_held_up(head.dead_lettered_at, head.next_attempt_at, head.claimed_until,
                                              head.enqueued_at, %(hangs)s::interval)))
     UNION ALL
-    SELECT message_id, received_at
-    FROM (SELECT message_id, received_at, claimed_until, next_attempt_at, let_go_at
+    SELECT message_id, received_at, stream_seq
+    FROM (SELECT message_id, received_at, stream_seq, claimed_until, next_attempt_at, let_go_at
           FROM inbox_messages
           WHERE processed_at IS NULL
             AND dead_lettered_at IS NULL
@@ -30,7 +30,7 @@ holding AS (
           LIMIT 1000) AS due
     WHERE (claimed_until > now() OR (SELECT away FROM handler)) AND next_attempt_at IS NULL AND let_go_at IS NULL),
 oldest AS (
-    SELECT message_id FROM holding ORDER BY received_at DESC, message_id OFFSET %(keep)s LIMIT %(limit)s)
+    SELECT message_id FROM holding ORDER BY received_at DESC, stream_seq DESC OFFSET %(keep)s LIMIT %(limit)s)
 UPDATE inbox_messages
 SET let_go_at = now()
 WHERE message_id = ANY (ARRAY(
