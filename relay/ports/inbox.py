@@ -131,9 +131,9 @@ class InboxReceiver(Protocol):
 
         Known is the same id in the same subscription. If the row of an id belongs to another subscription, that
         row stays as it is, and the message gets a row apart. A known row takes the reply subject, stream and
-        sequence of the latest delivery, and keeps all else. A rejected message whose place had another body
-        is inserted `InboxRow.anew`. The answers are in the order of the batch; an id that is twice in it has one.
-        Raises MalformedMessage if a value cannot be stored; then nothing of the batch is.
+        sequence of the latest delivery, and keeps all else. A rejected message whose place had another body,
+        or one that is archived, is inserted `InboxRow.anew`. The answers are in the order of the batch; an id that
+        is twice in it has one. Raises MalformedMessage if a value cannot be stored; then nothing of the batch is.
         """
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:

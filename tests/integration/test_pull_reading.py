@@ -199,14 +199,26 @@ async def test_an_unreadable_message_that_returns_while_it_waits_is_one_row(sub:
     assert len(await sub.rows()) == 1
 
 
-async def test_an_unreadable_message_of_a_stream_that_was_made_anew_is_no_repeat(sub: Subscription) -> None:
-    """It may have the place of an earlier one. Only the body tells them apart."""
+ARCHIVED = """
+    WITH gone AS (DELETE FROM inbox_messages RETURNING message_id, subscription)
+    INSERT INTO archived_messages (message_id, batch, subscription) SELECT message_id, 1, subscription FROM gone
+    RETURNING message_id
+"""
+
+
+@pytest.mark.parametrize("archived", [False, True])
+async def test_an_unreadable_message_of_a_stream_that_was_made_anew_is_no_repeat(
+    sub: Subscription, archived: bool
+) -> None:
+    """It may have the place of an earlier one. The body tells them apart; an archived one does not come again."""
     await sub.send(b"one")
     [first] = await sub.fetch()
     second = first._replace(body=b"two")
     for delivery in (first, second):
         assert await sub.pull().accept([delivery]) == 1
         await sub.process(Handler(), consumer=sub.lossy()).process(sub.enqueued[-1])
+        if archived and delivery is first:
+            assert len(await sub.query(ARCHIVED)) == 1
     assert len({letter["message_id"] for letter in await sub.dead_letters()}) == 2
     assert await sub.unacked() == 1
     assert await sub.pull().accept([second]) == 0

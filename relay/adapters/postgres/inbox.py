@@ -243,7 +243,7 @@ async def insert(
 async def _others(
     conn: Connection, rows: Sequence[InboxRow], found: Mapping[UUID, Inserted]
 ) -> Sequence[InboxRow]:
-    """Those unreadable messages whose place another one had: the inbox holds another body for it."""
+    """Those unreadable messages whose place another one had: its row has another body, or is in the archive."""
     keys = [found[row.id].message_id for row in rows]
     bodies = array.of_bytes(row.body for row in rows)
     others = {key for (key,) in await query(conn, "inbox/others", keys=keys, bodies=bodies)}

@@ -1,5 +1,6 @@
--- Which rows hold another body than a message that came under their key.
-SELECT message_id
+-- Which unreadable messages are others than those that had their place: the row holds another body, or it is in the
+-- archive already. Rows stay until their stream has dropped the message, so one that comes later is not the same.
+SELECT key
 FROM unnest(%(keys)s::uuid[], %(bodies)s::bytea[]) AS came (key, bytes)
-JOIN inbox_messages ON message_id = key
-WHERE body <> bytes
+LEFT JOIN inbox_messages ON message_id = key
+WHERE message_id IS NULL OR body <> bytes
