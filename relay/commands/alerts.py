@@ -78,6 +78,8 @@ class SendAlerts:
     clock: Callable[[], float] = time.monotonic
     #: The groups whose alert was refused: until when each rests, and for how long. Others go on meanwhile.
     _rests: dict[Group, tuple[float, timedelta]] = field(init=False, default_factory=dict)
+    #: Whether the last alert was about a condition.
+    _condition_last: bool = field(init=False, default=True)
 
     async def run(self) -> int:
         """Send what is due; returns how many causes it covers. Raises DatabaseUnreachable.
@@ -120,8 +122,8 @@ class SendAlerts:
         due = [it for it in found if ago.get(it.group, spacing) >= spacing and self._rests_until(it.group) <= now]
         if posted >= self.per_minute or not due:
             return None
-        # A condition that comes and goes in many places must not delay a failure.
-        alert = min(due, key=lambda it: it.kind is AlertClass.CONDITION)
+        # Failures and conditions take turns: however many there are of the one, they do not delay the other.
+        alert = min(due, key=lambda it: (it.kind is AlertClass.CONDITION) is self._condition_last)
         try:
             await channel.send(alert.body())
         except AlertRefused as error:
@@ -132,6 +134,7 @@ class SendAlerts:
             self._rests[alert.group] = self.clock() + pause.total_seconds(), pause
             return None
         self._rests.pop(alert.group, None)
+        self._condition_last = alert.kind is AlertClass.CONDITION
         await held.sent(alert.ids, posted=True)
         return alert.count
 

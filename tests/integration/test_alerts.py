@@ -260,15 +260,22 @@ async def test_all_subjects_share_the_limit_of_a_minute(office: Office) -> None:
     assert await office.sender(per_minute=2).run() == 1
 
 
-async def test_a_failure_does_not_wait_behind_conditions(office: Office) -> None:
+@pytest.mark.parametrize(("conditions", "failures"), [(30, 1), (1, 30), (30, 30)])
+async def test_neither_failures_nor_conditions_wait_behind_many_of_the_others(
+    office: Office, conditions: int, failures: int
+) -> None:
     many = [
         Condition(code="stream_refuses", place="nats", subject_type="stream", subject=f"S{number}", reason="full")
-        for number in range(30)
+        for number in range(conditions)
     ]
     await PostgresAlerts(office.pool.connection).observe(many, ["nats"], timedelta(hours=1))
-    await office.dead_letters()
-    await office.sender(per_minute=1).run()
-    assert [alert["class"] for alert in office.channel.taken] == ["dead_letter"]
+    for number in range(failures):
+        await office.dead_letters(subscription=f"s{number}")
+    sender = office.sender(per_minute=1)
+    for _ in range(2):
+        assert await sender.run() == 1
+        await office.run("UPDATE alerts SET sent_at = sent_at - interval '1 minute' WHERE sent_at IS NOT NULL")
+    assert [alert["class"] for alert in office.channel.taken] == ["dead_letter", "condition"]
 
 
 # --- a webhook that is away ---
