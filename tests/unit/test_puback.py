@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relay.adapters.jetstream.publisher import _FULL, publish_command, read_puback
 from relay.domain.policies import NoStream, OutcomeUnknown, Published, PublishOutcome, RowRejected
@@ -50,8 +53,6 @@ def refusal(code: int, description: str = "no", status: int = 400) -> bytes:
         (b'{"stream":"S","seq":12,"duplicate": true}', None, Published("S", 12, duplicate=True)),
         (b'{"stream":"S","domain":"hub","seq":12}', None, Published("S", 12)),
         (b"", b"NATS/1.0 503\r\n\r\n", NoStream.missing("a.b")),
-        (b"?", None, OutcomeUnknown("the answer is not a PubAck")),
-        (b"", None, OutcomeUnknown("the answer is not a PubAck")),
         (refusal(10054), None, RowRejected("no (10054)", final=False)),
         (refusal(10077), None, OutcomeUnknown("no (10077)")),
         (
@@ -62,7 +63,79 @@ def refusal(code: int, description: str = "no", status: int = 400) -> bytes:
         (refusal(1, status=503), None, OutcomeUnknown("no (1)")),
         (refusal(10060), None, NoStream.mismatch("a.b", "S")),
         (refusal(10061), None, NoStream("no (10061)")),
+        (refusal(10097), None, RowRejected("no (10097)", final=False)),
     ],
 )
 def test_every_answer_has_a_meaning(data: bytes, headers: bytes | None, outcome: PublishOutcome) -> None:
     assert read_puback(data, headers, "a.b", {"Nats-Expected-Stream": "S"}) == outcome
+
+
+#: What other programs may answer on the subject of an event.
+FOREIGN = [
+    b"",
+    b"?",
+    b"5",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"{}",
+    b"+OK",
+    b"\xff",
+    b"[" * 100_000,
+    b'{"a":' * 3_000,
+    b'{"seq":' + b"9" * 5_000 + b"}",
+    b'{"error":5}',
+    b'{"error":null}',
+    b'{"error":{}}',
+    b'{"error":{"code":400,"err_code":[],"description":"x"}}',
+    b'{"error":{"code":400,"err_code":10097,"description":5}}',
+    b'{"stream":null,"seq":"abc"}',
+    b'{"stream":"S"}',
+    b'{"seq":5}',
+    b'{"stream":5,"seq":5}',
+    b'{"stream":"","seq":5}',
+    b'{"stream":"a b","seq":5}',
+    b'{"stream":"S.*","seq":5}',
+    b'{"stream":"\\u0000","seq":5}',
+    b'{"stream":"\\ud800","seq":5}',
+    b'{"stream":"S","seq":0}',
+    b'{"stream":"S","seq":-5}',
+    b'{"stream":"S","seq":1.5}',
+    b'{"stream":"S","seq":true}',
+    b'{"stream":"S","seq":9223372036854775808}',
+    b'{"stream":"S","seq":99999999999999999999}',
+    b'{"stream":"S","seq":5,"duplicate":"yes"}',
+    b'{"stream":"ELSEWHERE","seq":5}',
+    json.dumps({"stream": "x" * 256, "seq": 5}).encode(),
+]
+
+
+@pytest.mark.parametrize("data", FOREIGN)
+def test_an_answer_that_no_server_gives_means_nothing(data: bytes) -> None:
+    assert read_puback(data, None, "a.b", {"Nats-Expected-Stream": "S"}) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+LIKE_AN_ANSWER = st.fixed_dictionaries(
+    {},
+    optional={
+        "stream": JSON | st.just("S"),
+        "seq": JSON | st.integers(-(2**65), 2**65),
+        "duplicate": JSON,
+        "error": JSON | st.fixed_dictionaries({}, optional={"code": JSON, "err_code": JSON, "description": JSON}),
+    },
+)
+
+
+@given(st.binary() | (JSON | LIKE_AN_ANSWER).map(lambda value: json.dumps(value).encode()))
+def test_whatever_the_answer_is_reading_it_never_fails_and_ends_no_event(data: bytes) -> None:
+    outcome: Any = read_puback(data, None, "a.b", {})
+    assert not (isinstance(outcome, RowRejected) and outcome.final)
+    if isinstance(outcome, Published):
+        assert 0 < outcome.seq < 2**63
+        assert outcome.stream.encode().isascii() or outcome.stream.isprintable()
+        assert type(outcome.duplicate) is bool

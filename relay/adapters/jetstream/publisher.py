@@ -23,6 +23,8 @@ import nats.errors
 from relay.adapters.jetstream.client import RelayClient
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.refusals import Refusal
+from relay.adapters.jetstream.stores import Stores
+from relay.domain.disclosure import printable
 from relay.domain.errors import BrokerUnreachable
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.ordering import chains
@@ -50,8 +52,19 @@ _NOT_STORED: Final = 10077
 _LIMIT_REACHED: Final = "maximum "
 _FULL: Final = "the stream is full, and events wait: raise its limits or shorten its max_age"
 #: The form of nearly every answer. All others are parsed as JSON.
-_ACK: Final = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([0-9]+)\}')
+_ACK: Final = re.compile(rb'\{"stream":"([A-Za-z0-9_-]{1,255})","seq":([1-9][0-9]{0,17})\}')
+#: The largest sequence that a row can hold.
+_MAX_SEQ: Final = 2**63 - 1
+_MAX_STREAM_CHARS: Final = 255
+#: No answer of a server is longer. A longer one is not even parsed.
+_MAX_ANSWER_BYTES: Final = 65_536
+#: Only headers that are nearly this long can be too long for every stream (JetStream's limit is 65,535 bytes).
+_LONG_HEADERS_BYTES: Final = 60_000
+_NO_DOUBT: Final = object()
+_FOREIGN: Final = "something that is no stream answers on {}; end it, or forbid it that subject"
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
+#: What no name of a stream contains.
+_NOT_IN_NAMES: Final = re.compile(r"[\s.*>/\\]")
 _ANY_SPACE: Final = re.compile(r"\s")
 
 
@@ -75,6 +88,9 @@ class _PublishBatch:
         for chain in chains(messages, lambda message: message.key):
             self.follow(iter(chain))
         self.in_flight: dict[bytes, _Sent] = {}
+        #: Those in flight that got an answer that any client can give, and what it says; None if it says nothing.
+        #: The PubAck may still come.
+        self.doubtful: dict[bytes, PublishOutcome | None] = {}
         self.bytes = 0
         self.closing, self.deadline = begun + 0.75 * seconds, begun + seconds
         self.acks = 0
@@ -103,12 +119,33 @@ class _PublishBatch:
         self.in_flight.clear()
         self.done.set()
 
+    def doubt(self, token: bytes, outcome: PublishOutcome | None) -> None:
+        """Note an answer that is no PubAck. What others send may leave meanwhile."""
+        sent = self.in_flight.get(token)
+        if sent is None:
+            return
+        if token not in self.doubtful:
+            self.bytes -= len(sent.message.body) + _OVERHEAD_BYTES
+            self.done.set()
+        self.doubtful[token] = self.doubtful.get(token) or outcome
+
+    def give_up(self, error: str) -> None:
+        """The time for answers is over: errors count now.
+
+        An event that got only foreign answers waits by itself and holds up nobody else.
+        """
+        for token, outcome in self.doubtful.items():
+            if (sent := self.in_flight.pop(token, None)) is not None:
+                self.outcomes[sent.message.id] = outcome or NoStream(_FOREIGN.format(sent.message.subject))
+        self.stop(error)
+
     def refuse(self, subject: str, outcome: PublishOutcome) -> None:
         """Give all messages in flight of a subject this outcome."""
         for token in [token for token, sent in self.in_flight.items() if sent.message.subject == subject]:
             message = self.in_flight.pop(token).message
             self.outcomes[message.id] = outcome
-            self.bytes -= len(message.body) + _OVERHEAD_BYTES
+            if token not in self.doubtful:
+                self.bytes -= len(message.body) + _OVERHEAD_BYTES
             self.acks += 1  # counts as an answer, although it is not a PubAck
         if not self.in_flight:
             self.done.set()
@@ -117,11 +154,13 @@ class _PublishBatch:
         """Wait until nothing is in flight.
 
         Raises TimeoutError when no answer comes for ``patience`` seconds plus the time that the bytes under way
-        may take, or when the time of the claim is up.
+        may take, or when the time of the claim is up. If each message under way has an answer that is no PubAck, a
+        eighth of the patience is enough.
         """
         while self.in_flight:
             self.done.clear()
-            before, silence = self.acks, patience + self.bytes / _SLOWEST_BYTES_PER_S
+            share = 0.125 if self.doubtful and self.in_flight.keys() <= self.doubtful.keys() else 1.0
+            before, silence = self.acks, share * patience + self.bytes / _SLOWEST_BYTES_PER_S
             try:
                 await asyncio.wait_for(self.done.wait(), min(silence, self.deadline - time.monotonic()))
             except TimeoutError:
@@ -140,6 +179,8 @@ class NatsJetStreamPublisher:
         self._connection = connection
         self._ack_timeout = ack_timeout.total_seconds()
         self._client: RelayClient | None = None
+        self._stores: Stores
+        self._checks: set[asyncio.Future[None]] = set()
         self._inbox = ""
         self._tokens = 0
         self._waiting: dict[bytes, _PublishBatch] = {}
@@ -167,7 +208,7 @@ class NatsJetStreamPublisher:
             self._fill(client, batch)
             await batch.answered(self._ack_timeout)
         except TimeoutError:
-            batch.stop(f"no PubAck within {self._ack_timeout:g} s")
+            batch.give_up(f"no PubAck within {self._ack_timeout:g} s")
         except (nats.errors.Error, OSError) as error:
             batch.stop(f"connection lost: {str(error) or type(error).__name__}")
         finally:
@@ -183,7 +224,7 @@ class NatsJetStreamPublisher:
                     await client.listen(f"{self._inbox}.*", self._on_ack)
                 except (nats.errors.Error, OSError) as error:
                     raise BrokerUnreachable(f"NATS is not reachable: {error}") from error
-                self._client = client
+                self._client, self._stores = client, Stores(client)
         self.max_payload = client.max_payload
         return client
 
@@ -214,24 +255,60 @@ class NatsJetStreamPublisher:
 
     def _on_ack(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         token = subject[subject.rfind(b".") + 1 :]
-        batch = self._waiting.pop(token, None)
-        if batch is None or token not in batch.in_flight:
+        batch = self._waiting.get(token)
+        sent = None if batch is None else batch.in_flight.get(token)
+        if batch is None or sent is None:
+            self._waiting.pop(token, None)
             return
-        message, chain, at = batch.in_flight.pop(token)
-        batch.acks += 1
+        message, _, at = sent
         seconds = time.monotonic() - at
-        self._adapt(batch, len(message.body) + _OVERHEAD_BYTES, seconds)
         outcome = read_puback(data, headers, message.subject, message.headers, seconds)
+        if type(outcome) is Published:
+            if self._stores.sure(outcome.stream, message.subject):
+                self._settle(token, batch, outcome, seconds)
+                return
+            check = asyncio.ensure_future(self._check(token, batch, outcome, message))
+            self._checks.add(check)
+            check.add_done_callback(self._checks.discard)
+        elif data or outcome is None:
+            batch.doubt(token, outcome)
+            self._go_on(batch)
+        else:  # no responders: says the server
+            self._settle(token, batch, outcome, seconds)
+
+    async def _check(self, token: bytes, batch: _PublishBatch, outcome: Published, message: Message) -> None:
+        """Settle the first PubAck of a stream, if the server knows that stream, too."""
+        stores = self._stores
+        if await stores.confirm(outcome.stream, outcome.seq, message.subject, message.headers):
+            self._settle(token, batch, outcome, outcome.seconds)
+        else:
+            batch.doubt(token, None)
+            self._go_on(batch)
+
+    def _settle(self, token: bytes, batch: _PublishBatch, outcome: PublishOutcome, seconds: float) -> None:
+        """Note the outcome of a message, and send what may follow."""
+        self._waiting.pop(token, None)
+        sent = batch.in_flight.pop(token, None)
+        if sent is None:
+            return
+        message, chain, _ = sent
+        batch.acks += 1
+        if batch.doubtful.pop(token, _NO_DOUBT) is _NO_DOUBT:
+            self._adapt(batch, len(message.body) + _OVERHEAD_BYTES, seconds)
         batch.outcomes[message.id] = outcome
         if type(outcome) is Published:
             batch.follow(chain)
+        self._go_on(batch)
+        if not batch.in_flight:
+            batch.done.set()
+
+    def _go_on(self, batch: _PublishBatch) -> None:
+        """Send what may leave now."""
         try:
             if batch.ready and self._client is not None:
                 self._fill(self._client, batch)
         except (nats.errors.Error, OSError) as error:
             batch.stop(f"connection lost: {str(error) or type(error).__name__}")
-        if not batch.in_flight:
-            batch.done.set()
 
     def _adapt(self, batch: _PublishBatch, size: int, seconds: float) -> None:
         """Adapt the limit of bytes under way to the link: halve it when answers are slow, else raise it."""
@@ -287,29 +364,65 @@ def _checked(subject: str) -> str:
 
 def read_puback(
     data: bytes, headers: bytes | None, subject: str, sent: Mapping[str, str], seconds: float = 0.0
-) -> PublishOutcome:
-    """Turn the answer to a publish into an outcome. ``sent``: the headers. ``seconds``: how long it took."""
+) -> PublishOutcome | None:
+    """Turn the answer to a publish into an outcome; None if no server of JetStream gives such an answer.
+
+    Any client may subscribe to the subject of an event and answer. ``sent``: the headers of the message.
+    ``seconds``: how long the answer took.
+    """
     if plain := _ACK.fullmatch(data):
-        return Published(plain[1].decode(), int(plain[2]), duplicate=False, seconds=seconds)
+        return _stored(plain[1].decode(), int(plain[2]), False, sent, seconds)
     if not data and headers and headers.startswith(_NO_RESPONDERS):
         return NoStream.missing(subject)
-    try:
-        answer: dict[str, Any] = json.loads(data)
-    except ValueError:
-        return OutcomeUnknown("the answer is not a PubAck")
+    answer = _object(data)
+    if answer is None:
+        return None
     if "error" in answer:
-        if answer["error"].get("err_code") == _OTHER_STREAM:
-            return NoStream.mismatch(subject, sent.get(EXPECTED_STREAM, "?"))
-        return _refused(answer["error"])
-    return Published(answer["stream"], answer["seq"], answer.get("duplicate", False), seconds)
+        return _refused(answer["error"], subject, sent)
+    return _stored(answer.get("stream"), answer.get("seq"), answer.get("duplicate", False), sent, seconds)
 
 
-def _refused(error: Mapping[str, Any]) -> PublishOutcome:
-    code, text = error.get("err_code"), f"{error.get('description')} ({error.get('err_code')})"
+def _object(data: bytes) -> dict[str, Any] | None:
+    """The JSON object of an answer; None if it is none."""
+    if not 2 <= len(data) <= _MAX_ANSWER_BYTES or data[:1] != b"{":
+        return None
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _stored(stream: Any, seq: Any, duplicate: Any, sent: Mapping[str, str], seconds: float) -> Published | None:
+    """A PubAck; None unless its values are possible, and those of the stream that the message named."""
+    possible = (
+        type(stream) is str
+        and type(seq) is int
+        and type(duplicate) is bool
+        and 0 < len(stream) <= _MAX_STREAM_CHARS
+        and stream.isprintable()
+        and not _NOT_IN_NAMES.search(stream)
+        and 0 < seq <= _MAX_SEQ
+    )
+    if not possible or sent.get(EXPECTED_STREAM, stream) != stream:
+        return None
+    return Published(stream, seq, duplicate, seconds)
+
+
+def _refused(error: Any, subject: str, sent: Mapping[str, str]) -> PublishOutcome | None:
+    named = error if isinstance(error, dict) else {}
+    code, status, description = named.get("err_code"), named.get("code"), named.get("description", "")
+    if type(code) is not int or type(status) is not int or type(description) is not str:
+        return None
+    if code == _OTHER_STREAM:
+        return NoStream.mismatch(subject, sent.get(EXPECTED_STREAM, "?"))
+    text = f"{printable(description)} ({code})"
     if code in _ROW_ERRORS:
-        return RowRejected(text, final=_ROW_ERRORS[code])
-    if code == _NOT_STORED and str(error.get("description")).startswith(_LIMIT_REACHED):
+        # An answer alone ends no event: it is final only for what every stream would refuse.
+        long = sum(len(name) + len(value) + 4 for name, value in sent.items()) > _LONG_HEADERS_BYTES
+        return RowRejected(text, final=_ROW_ERRORS[code] and long)
+    if code == _NOT_STORED and description.startswith(_LIMIT_REACHED):
         return OutcomeUnknown(f"{text}: {_FULL}")
-    if code in _PASSING_ERRORS or error.get("code") == 503:
+    if code in _PASSING_ERRORS or status == 503:
         return OutcomeUnknown(text)
     return NoStream(text)
