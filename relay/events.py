@@ -12,16 +12,17 @@ handler there does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
-from pydantic import BaseModel
+from pydantic import AliasChoices, BaseModel
 from uuid_utils.compat import uuid7
 
-from relay.domain.errors import InvalidEvent
+from relay.domain.errors import InvalidEvent, InvalidPayload
 from relay.domain.identity import Id
 from relay.domain.subject import check_token, check_version, command_name, command_subject
 
@@ -128,15 +129,78 @@ def _register(registration: Registration) -> Callable[[type[Model]], type[Model]
         name = registration.aggregate_id
         if name is not None and name not in model.model_fields:
             raise InvalidEvent(f"{model.__name__} has no field {name!r}", field="aggregate_id")
+        _check_names(model, name)
         setattr(model, _ATTRIBUTE, registration)
         return model
 
     return register
 
 
+def _check_names(model: type[BaseModel], aggregate_id: str | None) -> None:
+    """Refuse a class if it, or a class of its fields, cannot read what it writes. Raises InvalidEvent."""
+    found = model.model_fields.get(aggregate_id or "")
+    if found is not None and found.exclude:
+        raise InvalidEvent(f"{model.__name__} writes no {aggregate_id!r}: it is excluded", field="aggregate_id")
+    for kind in _models(model, set()):
+        if (problem := next(_unreadable(kind), None)) is not None:
+            raise InvalidEvent(
+                f"{kind.__name__} {problem}, so it cannot read what it writes",
+                field="event",
+                hint="give each field one name for both directions, for example Field(alias=...)",
+            )
+
+
+def _unreadable(model: type[BaseModel]) -> Iterator[str]:
+    """What a class writes and does not read, or reads and does not write."""
+    config = model.model_config
+    by_alias = config.get("validate_by_alias", True)
+    by_name = config.get("validate_by_name", config.get("populate_by_name", not by_alias))
+    for name, it in model.model_fields.items():
+        if it.exclude:
+            if it.is_required():
+                yield f"needs {name!r} and leaves it out"
+            continue
+        written, choices = it.serialization_alias or name, it.validation_alias
+        aliases = choices.choices if isinstance(choices, AliasChoices) else [choices]
+        if not (by_alias and written in aliases) and not ((by_name or choices is None) and written == name):
+            yield f"writes {name!r} as {written!r} and reads it under another name"
+    if config.get("extra") == "forbid":
+        yield from (f"writes {name!r} and forbids it" for name in model.model_computed_fields)
+
+
+def _models(kind: Any, seen: set[type]) -> Iterator[type[BaseModel]]:
+    """The pydantic classes in an annotation, and those of their fields."""
+    for part in get_args(kind):
+        yield from _models(part, seen)
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in seen:
+        seen.add(kind)
+        yield kind
+        for it in kind.model_fields.values():
+            yield from _models(it.annotation, seen)
+
+
+def plain(payload: object) -> object:
+    """The JSON form of a pydantic model: under its aliases, and with all fields of the objects that it holds.
+
+    Everything else stays as it is. Raises InvalidPayload.
+    """
+    if not isinstance(payload, BaseModel):
+        return payload
+    try:
+        return payload.model_dump(mode="json", by_alias=True, polymorphic_serialization=True)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(str(error), field="payload") from error
+
+
 def registration_of(model: type) -> Registration | None:
-    """What a class is registered as; None if it is neither an event nor a command."""
-    found = getattr(model, _ATTRIBUTE, None)
+    """What a class is registered as; None if it is neither an event nor a command.
+
+    A subclass is not what its parent is. A generic class with its parameters is what the class is.
+    """
+    found = vars(model).get(_ATTRIBUTE)
+    origin = getattr(model, "__pydantic_generic_metadata__", {}).get("origin")
+    if found is None and origin is not None:
+        found = vars(origin).get(_ATTRIBUTE)
     return found if isinstance(found, Registration) else None
 
 
@@ -149,19 +213,28 @@ def as_event(value: object) -> Event:
         raise InvalidEvent(
             f"{type(value).__name__} is not an event",
             field="event",
-            hint="pass an Event, or register the pydantic class with @event(...) or @command(...)",
+            hint="pass an Event, or register the pydantic class itself with @event(...) or @command(...)",
         )
-    plain = Event(
+    plain_event = Event(
         event_type=registration.event_type,
         event_version=registration.event_version,
         aggregate_type=registration.aggregate_type,
         aggregate_id="",
-        payload=value,
+        payload=(payload := plain(value)),
         topic=registration.topic,
     )
     if registration.aggregate_id is None:
         id = uuid7()
-        return replace(plain, id=id, aggregate_id=str(id), partition_key=None)
-    aggregate_id = getattr(value, registration.aggregate_id)
-    # A row that is not flushed has the id None. It stays "", which is refused later, not the text "None".
-    return plain if aggregate_id is None else replace(plain, aggregate_id=str(aggregate_id))
+        return replace(plain_event, id=id, aggregate_id=str(id), partition_key=None)
+    return replace(plain_event, aggregate_id=_id_on_the_wire(type(value), registration.aggregate_id, payload))
+
+
+def _id_on_the_wire(model: type[BaseModel], name: str, payload: Any) -> str:
+    """The value of the field as consumers read it in the payload, as text."""
+    value = payload[model.model_fields[name].serialization_alias or name] if isinstance(payload, dict) else payload
+    # A row that is not flushed has the id None. It becomes "", which is refused later, not the text "None".
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, dict | list):
+        raise InvalidEvent(f"{name!r} is no plain value in the payload", field="aggregate_id")
+    return json.dumps(value)

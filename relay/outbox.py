@@ -21,7 +21,7 @@ from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
 from relay.bus.context import created
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor
-from relay.domain.errors import InvalidHeader, InvalidKey, InvalidPayload, UnknownContext
+from relay.domain.errors import InvalidHeader, InvalidKey, UnknownContext
 from relay.domain.identity import identified
 from relay.domain.limits import (
     DEFAULT_MAX_PAYLOAD_BYTES,
@@ -37,7 +37,7 @@ from relay.domain.ordering import UNORDERED, default_key
 from relay.domain.routing import Routing
 from relay.domain.subject import MAX_SUBJECT_CHARS, check_token
 from relay.domain.traceparent import TRACEPARENT, Trace, find
-from relay.events import AGGREGATE, Event, as_event
+from relay.events import AGGREGATE, Event, as_event, plain
 from relay.settings import declared_contexts
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
@@ -115,7 +115,7 @@ class Outbox:
             request.correlation_id if event.correlation_id is None else event.correlation_id,
             request.causation_id if event.causation_id is None else event.causation_id,
         )
-        payload = encode_payload(_plain(event.payload))
+        payload = encode_payload(plain(event.payload))
         key = event.partition_key
         if key is AGGREGATE:
             key = default_key(event.aggregate_type, event.aggregate_id)
@@ -182,15 +182,6 @@ def _headers(event: Event, id: UUID, request: RequestContext) -> Mapping[str, st
         return headers
     traceparent = created(request, event.event_type, id)
     return headers if traceparent is None else _traced(headers, traceparent)
-
-
-def _plain(payload: object) -> object:
-    if not isinstance(payload, BaseModel):
-        return payload
-    try:
-        return payload.model_dump(mode="json")
-    except (ValueError, RecursionError) as error:
-        raise InvalidPayload(str(error), field="payload") from error
 
 
 def _traced(headers: Mapping[str, str], traceparent: str) -> Mapping[str, str]:

@@ -44,9 +44,14 @@ async def _insert(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row])
 
 
 def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuse a connection that would commit the row by itself."""
-    idle = connection.info.transaction_status == TransactionStatus.IDLE
-    if connection.autocommit and idle:
+    """Refuse a connection that would commit the row by itself.
+
+    In a pipeline the server may not have answered yet, so an active connection says nothing about a transaction.
+    But psycopg knows of its own blocks.
+    """
+    if not connection.autocommit or connection._num_transactions:  # noqa: SLF001
+        return
+    if connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.ACTIVE):
         raise NoTransaction(
             "the connection is in autocommit mode and no transaction is open",
             field="target",
