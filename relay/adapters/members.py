@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from relay.adapters.redis_client import reached
+from relay.adapters.redis_keys import SURE
 from relay.concurrency import end, is_cancelled
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member
@@ -29,34 +30,38 @@ _STARTING_INTERVAL_S: Final = 0.25
 _BEGAN: Final = time.monotonic()
 #: Forgets those that were silent for too long, a few at a time. KEYS: the times, the texts, the times of those
 #: that publish. ARGV: the limits of silence in ms, forgotten and lost.
-_FORGET: Final = """
+_FORGET: Final = (
+    SURE
+    + """
 local time = redis.call("time")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _, id in ipairs(redis.call("zrangebyscore", KEYS[1], "-inf", now - ARGV[1], "LIMIT", 0, 100)) do
-    redis.call("zrem", KEYS[1], id)
-    redis.call("hdel", KEYS[2], id)
-    redis.call("zrem", KEYS[3], id)
+for _, id in ipairs(sure("zrangebyscore", KEYS[1], "-inf", now - ARGV[1], "LIMIT", 0, 100)) do
+    sure("zrem", KEYS[1], id)
+    sure("hdel", KEYS[2], id)
+    sure("zrem", KEYS[3], id)
 end
 """
+)
+#: A beat of the future is none of ours, whatever the clocks say: it would never be forgotten.
 _COUNT: Final = """
-return #redis.call("zrangebyscore", KEYS[3], now - ARGV[2], "+inf")
+return #sure("zrangebyscore", KEYS[3], now - ARGV[2], now + ARGV[2])
 """
 #: ARGV: the limits, the id, the text, whether it publishes. Returns how many members publish.
 _BEAT: Final = f"""{_FORGET}
-redis.call("zadd", KEYS[1], now, ARGV[3])
-redis.call("hset", KEYS[2], ARGV[3], ARGV[4])
+sure("zadd", KEYS[1], now, ARGV[3])
+sure("hset", KEYS[2], ARGV[3], ARGV[4])
 if ARGV[5] == "yes" then
-    redis.call("zadd", KEYS[3], now, ARGV[3])
+    sure("zadd", KEYS[3], now, ARGV[3])
 else
-    redis.call("zrem", KEYS[3], ARGV[3])
+    sure("zrem", KEYS[3], ARGV[3])
 end
 {_COUNT}"""
 #: Returns a text and the milliseconds since its beat, in turn.
 _LIST: Final = f"""{_FORGET}
 local members = {{}}
-local beats = redis.call("zrangebyscore", KEYS[1], "-inf", "+inf", "WITHSCORES")
+local beats = sure("zrangebyscore", KEYS[1], "-inf", now + ARGV[2], "WITHSCORES")
 for i = 1, #beats, 2 do
-    local text = redis.call("hget", KEYS[2], beats[i])
+    local text = sure("hget", KEYS[2], beats[i])
     if text then
         table.insert(members, text)
         table.insert(members, now - beats[i + 1])

@@ -11,6 +11,7 @@ import redis.exceptions
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from relay.adapters.redis_keys import wrong_type
 from relay.domain.errors import QueueUnreachable
 
 Answer = TypeVar("Answer")
@@ -43,7 +44,7 @@ def queue_error(error: redis.exceptions.RedisError) -> QueueUnreachable:
             return QueueUnreachable(f"Redis refuses the credentials: {error}", hint="see [redis] and redis_url")
         case _ if "SSL" in str(error) or "certificate" in str(error):
             return QueueUnreachable(f"Redis: no TLS connection: {error}", hint="see [redis]")
-    if str(error).startswith("WRONGTYPE"):
+    if wrong_type(error):
         message = "a key of ours in Redis holds another type of value"
         return QueueUnreachable(message, hint="relay health names it: delete it, nothing is lost")
     return QueueUnreachable(f"Redis is not reachable: {error}")

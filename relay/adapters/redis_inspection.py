@@ -15,9 +15,9 @@ import redis.exceptions
 
 from relay.adapters.dramatiq.gates import gate_key, routines_key, sent_key
 from relay.adapters.dramatiq.queues import JobQueues
-from relay.adapters.dramatiq.shares import DEFERRED
 from relay.adapters.members import Members
 from relay.adapters.redis_client import reached
+from relay.adapters.redis_keys import fleet_keys, queue_keys, wrong_type
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import Seen
 from relay.domain.queues import QueueView
@@ -29,7 +29,6 @@ _TIMEOUT_S: Final = 3.0
 _DEAD_MS: Final = 60_000
 #: What gates hold: the token of a job, or the word for a duty that is done.
 _HELD: Final = re.compile(r"done|[0-9a-f]{32}:[0-9]+(:waits)?")
-_WRONG_TYPE: Final = "WRONGTYPE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,24 +123,16 @@ async def _quietly(answer: Awaitable[Sequence[Answer]]) -> Sequence[Answer]:
 
 async def _wrong(client: Any, namespace: str, queues: Sequence[str], duties: Sequence[str]) -> Sequence[str]:
     """The keys whose value has another type than ours. Each is read as what it should be: this needs no right."""
-    readers: dict[str, tuple[str, ...]] = {
-        f"{namespace}:__heartbeats__": ("ZCARD",),
-        f"{namespace}:members:beats": ("ZCARD",),
-        f"{namespace}:members:publishing": ("ZCARD",),
-        f"{namespace}:members": ("HLEN",),
-        sent_key(namespace): ("HLEN",),
-    }
+    readers = {**fleet_keys(namespace), sent_key(namespace): "HLEN"}
     for name in queues:
-        key = f"{namespace}:{name}"
-        readers |= {key: ("LLEN",), f"{key}.msgs": ("HLEN",), f"{key}.DQ": ("LLEN",), f"{key}.DQ.msgs": ("HLEN",)}
-        readers |= {f"{key}.XQ": ("ZCARD",), f"{key}.XQ.msgs": ("HLEN",), f"{key}{DEFERRED}": ("SMEMBERS",)}
+        readers |= queue_keys(namespace, name)
     for duty in duties:
-        readers |= {gate_key(namespace, duty): ("GET",), routines_key(namespace, duty): ("HLEN",)}
+        readers |= {gate_key(namespace, duty): "GET", routines_key(namespace, duty): "HLEN"}
     pipeline = client.pipeline(transaction=False)
     for key, command in readers.items():
-        pipeline.execute_command(*command, key)
+        pipeline.execute_command(command, key)
     answers = await pipeline.execute(raise_on_error=False)
-    return [key for key, answer in zip(readers, answers, strict=True) if _WRONG_TYPE in str(answer)]
+    return [key for key, answer in zip(readers, answers, strict=True) if wrong_type(answer)]
 
 
 async def _stuck(client: Any, namespace: str, duties: Sequence[str]) -> Sequence[str]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -184,15 +183,15 @@ def test_acknowledgements_that_redis_did_not_take_are_sent_again(
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
     monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.05)
     broker, ran, cut = fresh_broker(valkey.url), [], []
-    acknowledge = broker.ack_many
+    acknowledge = broker.do_ack
 
-    def stumble(queue_name: str, ids: Sequence[str]) -> None:
+    def stumble(queue_name: str, *ids: str) -> None:
         if len(cut) < 3:
             cut.append(ids)
             raise redis.exceptions.ConnectionError("cut")
-        acknowledge(queue_name, ids)
+        acknowledge(queue_name, *ids)
 
-    monkeypatch.setattr(broker, "ack_many", stumble)
+    monkeypatch.setattr(broker, "do_ack", stumble)
     dramatiq.actor(lambda: ran.append(1), broker=broker, actor_name="n", queue_name="q")
     broker.enqueue_many([job("q", "n") for _ in range(50)])
     with working(broker):

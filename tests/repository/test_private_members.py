@@ -107,12 +107,12 @@ MEMBERS = [
     Member("dramatiq", consumer, "message_cache", "what we fetched is handed out from here"),
     Member("dramatiq", consumer, "queued_message_ids", "an acknowledged message leaves it"),
     Member(
-        "dramatiq", lambda: consumer().broker, "_should_do_maintenance", "now and then the stock fetch maintains"
+        "dramatiq", lambda: consumer().broker, "_should_do_maintenance", "now and then the stock script maintains"
     ),
     Member(
         "dramatiq", lambda: consumer().broker, "broker_id", "names the set of messages that are not acknowledged"
     ),
-    Member("dramatiq", lambda: consumer().broker, "do_fetch", "the stock fetch"),
+    Member("dramatiq", lambda: consumer().broker, "_max_unpack_size", "the stock script asks for it"),
     Member("dramatiq", lambda: consumer().broker, "do_enqueue", "a retry enters its queue"),
     Member("dramatiq", worker, "_add_worker", "adds a thread, also in place of one that hangs"),
     Member("dramatiq", worker, "workers", "a thread that hangs leaves it, the loop's thread joins it"),
@@ -146,6 +146,7 @@ HOOKS = [
         "self.consumer_class(self, queue_name, prefetch, timeout)",
         "waits without polling",
     ),
+    Hook("dramatiq", RedisBroker, "self._dispatch(command)", "a key of another type is replaced"),
     Hook("psycopg", psycopg._cursor_base, "self._conn._start_query()", "one BEGIN, not two, in a pipeline"),
     Hook("psycopg", psycopg._preparing, "conn._deallocate(name)", "tells that prepared statements are gone"),
     *(

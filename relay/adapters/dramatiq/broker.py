@@ -7,30 +7,40 @@ this one blocks instead of polling, enqueues a batch in one round trip, and divi
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 import dramatiq
 import redis
 import redis.exceptions
+from dramatiq.broker import MessageProxy
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
-from dramatiq.common import current_millis, dq_name
+from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 
+from relay.adapters.dramatiq import scripts
 from relay.adapters.dramatiq.gates import QueueEntry
+from relay.adapters.dramatiq.reading import read_job
 from relay.adapters.dramatiq.retries import shown
 from relay.adapters.dramatiq.shares import DEFERRED, MARK, share_of
 from relay.adapters.dramatiq.wakeup import WAKEUP_TIMES, Wakeups, WakeupTimes
 from relay.adapters.redis_client import bounded_client, queue_error, reaching
+from relay.adapters.redis_keys import REPLACE, fleet_keys, queue_keys, wrong_type
 from relay.domain.retry import Later
 
+Answer = TypeVar("Answer")
+#: A message as Redis holds it: its id there, and its text.
+Fetched: TypeAlias = tuple[bytes, bytes]
+
+_log = logging.getLogger("relay.redis")
 #: A command takes well under a millisecond, so all threads of a process share a few connections.
 _MAX_CONNECTIONS: Final = 4
 #: This many acknowledgements are sent together, or more if a part of the prefetch is more.
@@ -47,73 +57,6 @@ _ENQUEUED: Final = "relay_enqueued"
 _READ_INTERVAL_S: Final = 60.0
 #: The most messages of a share in one fetch. Lua limits the number of arguments of a call.
 _MAX_FETCH_MESSAGES: Final = 1_000
-#: Fetches messages: first deferred ones, as far as their shares have capacity, then a limited number from the
-#: queue. A message from the queue whose share has no capacity is deferred. Returns three values: whether the queue
-#: may have more, whether any are deferred, and the messages. KEYS: the queue, the worker's unacknowledged
-#: messages, the heartbeats of workers. ARGV: the time, the worker's id, the limit, the capacity of a share that is
-#: not named; then each share and its capacity.
-_FETCH: Final = """
-redis.call("zadd", KEYS[3], ARGV[1], ARGV[2])
-local queue, most, default, capacity, deferred = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[4]), {}, {}
-for i = 5, #ARGV, 2 do capacity[ARGV[i]] = tonumber(ARGV[i + 1]) end
-local messages = {}
-local function fetch(ids)
-    redis.call("sadd", KEYS[2], unpack(ids))
-    for _, data in ipairs(redis.call("hmget", queue .. ".msgs", unpack(ids))) do
-        if data then table.insert(messages, data) end
-    end
-end
-for _, share in ipairs(redis.call("smembers", queue .. ".deferred")) do
-    local list, free = queue .. ".deferred:" .. share, capacity[share] or default
-    local ids = free > 0 and redis.call("lpop", list, free) or {}
-    if ids and #ids > 0 then fetch(ids) end
-    capacity[share] = free - (ids and #ids or 0)
-    deferred[share] = redis.call("exists", list) == 1 or nil
-    if not deferred[share] then redis.call("srem", queue .. ".deferred", share) end
-end
-local count, seen, more = 0, 0, 1
-while more == 1 and count < most and seen < 1000 do
-    local limit, ours, others = most - count, {}, {}
-    local ids = redis.call("lpop", queue, limit) or {}
-    if #ids < limit then more = 0 end
-    seen = seen + #ids
-    for _, id in ipairs(ids) do
-        local share = string.match(id, "^([^|]*)|") or ""
-        local free = capacity[share] or default
-        if share ~= "" and (deferred[share] or free <= 0) then
-            others[share] = others[share] or {}
-            table.insert(others[share], id)
-            deferred[share] = true
-        else
-            capacity[share] = free - 1
-            table.insert(ours, id)
-        end
-    end
-    for share, ids in pairs(others) do
-        redis.call("sadd", queue .. ".deferred", share)
-        redis.call("rpush", queue .. ".deferred:" .. share, unpack(ids))
-    end
-    if #ours > 0 then fetch(ours) end
-    count = count + #ours
-end
-return {more, next(deferred) and 1 or 0, messages}
-"""
-#: Acknowledges messages as the broker's own script does: one that was given back meanwhile keeps its content.
-_ACK: Final = """
-for _, id in ipairs(ARGV) do
-    if redis.call("srem", KEYS[1], id) > 0 then redis.call("hdel", KEYS[2], id) end
-end
-"""
-#: Puts what a worker has fetched and not finished back into its queues. KEYS: in turn its unacknowledged messages
-#: of a queue, and the queue.
-_GIVE_BACK: Final = """
-for i = 1, #KEYS, 2 do
-    for _, id in ipairs(redis.call("smembers", KEYS[i])) do
-        if redis.call("hexists", KEYS[i + 1] .. ".msgs", id) == 1 then redis.call("rpush", KEYS[i + 1], id) end
-    end
-    redis.call("del", KEYS[i])
-end
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +98,13 @@ class RelayBroker(RedisBroker):
     def __init__(self, *, wakeups: Wakeups, times: FetchTimes = FetchTimes(), **options: Any) -> None:
         super().__init__(**options)
         self.wakeups, self.times = wakeups, times
-        self.unacknowledged: dict[str, list[str]] = {}
-        self._ack_script = self.client.register_script(_ACK)
-        self._fetch_script = self.client.register_script(_FETCH)
-        self._give_back = self.client.register_script(_GIVE_BACK)
+        #: For each queue the finished messages that Redis does not know of yet: Redis' id, and the message's own.
+        self.unacknowledged: dict[str, dict[str, str]] = {}
+        self._ack_script = self.client.register_script(scripts.ACK)
+        self._fetch_script = self.client.register_script(scripts.FETCH)
+        self._nack_script = self.client.register_script(scripts.NACK)
+        self._give_back = self.client.register_script(scripts.GIVE_BACK)
+        self._replace = self.client.register_script(REPLACE)
         self._clock = RedisClock(self.client)
         #: Set when this process is about to end: a job fetched now would wait for that.
         self.ending = threading.Event()
@@ -171,41 +117,114 @@ class RelayBroker(RedisBroker):
         """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then."""
         with reaching():
             now = self._clock.now()
-            with self.client.pipeline(transaction=False) as pipeline:
-                for message in messages:
-                    # The two writes of the broker's own enqueue script.
-                    key, identity, data = self.entry(message, **{_ENQUEUED: now})
-                    pipeline.hset(f"{key}.msgs", identity, data)
-                    pipeline.rpush(key, identity)
-                pipeline.execute()
+            if foreign := self._write([self.entry(message, **{_ENQUEUED: now}) for message in messages]):
+                self.replace_foreign({messages[at].queue_name for at in foreign})
+                # Under new ids: a worker may have met the old ones without their content, and dropped them.
+                self._write([self.entry(messages[at], **{_ENQUEUED: now}) for at in foreign])
+
+    def _write(self, entries: Sequence[QueueEntry]) -> list[int]:
+        """Write entries; returns which met a key of another type. Raises RedisError."""
+        with self.client.pipeline(transaction=False) as pipeline:
+            for key, identity, data in entries:
+                # The two writes of the broker's own enqueue script.
+                pipeline.hset(f"{key}.msgs", identity, data)
+                pipeline.rpush(key, identity)
+            answers = pipeline.execute(raise_on_error=False)
+        foreign = []
+        for at, entry in enumerate(entries):
+            errors = [it for it in answers[2 * at : 2 * at + 2] if isinstance(it, redis.exceptions.RedisError)]
+            if errors and not all(map(wrong_type, errors)):
+                raise errors[0]
+            if errors:
+                foreign.append(at)
+                with suppress(redis.exceptions.ResponseError):
+                    self.client.hdel(f"{entry.queue}.msgs", entry.id)
+        return foreign
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> QueueEntry:
         """A message for its queue, under a new id that begins with its share. A gate stamps it with the time."""
-        identity = f"{share_of(message)}{MARK}{uuid4()}"
-        copy = message.copy(options={"redis_message_id": identity, _ENQUEUED: 0, **options})
+        copy = self._identified(message, options)
+        identity = copy.options["redis_message_id"]
         return QueueEntry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
 
-    def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[bytes]]:
+    @staticmethod
+    def _identified(message: dramatiq.Message[Any], options: Mapping[str, Any]) -> dramatiq.Message[Any]:
+        identity = f"{share_of(message)}{MARK}{uuid4()}"
+        return message.copy(options={"redis_message_id": identity, _ENQUEUED: 0, **options})
+
+    def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[Fetched]]:
         """Fetch up to the capacity. Returns whether more may wait, whether any are deferred, and the messages."""
         free = capacity.free()
-        most = max(free.values(), default=0) or min(capacity.least, _MAX_FETCH_MESSAGES)
+        least = min(capacity.least, _MAX_FETCH_MESSAGES)
+        return self._fetch(queue_name, max(free.values(), default=0) or least, least, free)
+
+    def fetch_delayed(self, queue_name: str, most: int) -> tuple[bool, list[Fetched]]:
+        """Fetch from a queue of delayed messages, which has no shares. Returns whether more may wait."""
+        most = min(most, _MAX_FETCH_MESSAGES)
+        more, _, messages = self._fetch(queue_name, most, most, {})
+        return more, messages
+
+    def _fetch(
+        self, queue_name: str, most: int, default: int, free: Mapping[str, int]
+    ) -> tuple[bool, bool, list[Fetched]]:
         if self._should_do_maintenance("fetch"):
-            # The broker's own fetch maintains its keys. It does not see deferred messages.
-            messages = self.do_fetch(queue_name, most)
-            return len(messages) >= most, True, messages
-        space = self.namespace
-        acks = f"{space}:__acks__.{self.broker_id}.{queue_name}"
+            self._maintain(queue_name)
+        space, acks = self.namespace, self._acks(queue_name)
         keys = [f"{space}:{queue_name}", acks, f"{space}:__heartbeats__"]
-        start: list[str | int] = [current_millis(), self.broker_id, most, min(capacity.least, _MAX_FETCH_MESSAGES)]
-        more, deferred, messages = self._fetch_script(
+        start: list[str | int] = [current_millis(), self.broker_id, most, default]
+        more, deferred, found = self._fetch_script(
             keys=keys, args=[*start, *(it for pair in free.items() for it in pair)]
         )
-        return bool(more), bool(deferred), messages
+        return bool(more), bool(deferred), list(zip(found[::2], found[1::2], strict=True))
 
-    def ack_many(self, queue_name: str, ids: Sequence[str]) -> None:
+    def _maintain(self, queue_name: str) -> None:
+        """Let the broker's own script give back what dead workers had, and forget old dead messages."""
+        ours = [self.broker_id, self.heartbeat_timeout, self.dead_message_ttl, 1, self._max_unpack_size()]
+        script = self.scripts["dispatch"]
+        # To requeue nothing is the command that does least besides.
+        args = ["requeue", current_millis(), queue_name, *ours]
+        self._surely([queue_name], lambda: script(keys=[self.namespace], args=args))
+
+    def _dispatch(self, command: str) -> Callable[..., Any]:
+        dispatch = super()._dispatch(command)
+        return lambda queue_name, *args: self._surely([queue_name], lambda: dispatch(queue_name, *args))
+
+    def _surely(self, queues: Iterable[str], step: Callable[[], Answer], lists: Iterable[str] = ()) -> Answer:
+        """Do a step of these queues, and lists. If it meets keys of another type, replace them and do it again."""
+        try:
+            return step()
+        except redis.exceptions.ResponseError as error:
+            if not wrong_type(error):
+                raise
+        self.replace_foreign(queues, lists)
+        return step()
+
+    def replace_foreign(self, queues: Iterable[str], lists: Iterable[str] = ()) -> None:
+        """Delete the keys of these queues, and lists, that hold another type of value than ours."""
+        keys = {**fleet_keys(self.namespace), **dict.fromkeys(lists, "LLEN")}
+        for queue in queues:
+            keys |= queue_keys(self.namespace, q_name(queue), [self.broker_id])
+        self._replace(keys=list(keys), args=list(keys.values()))
+
+    def _acks(self, queue_name: str) -> str:
+        return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
+
+    def do_ack(self, queue_name: str, *ids: str) -> None:
         """Acknowledge messages in one round trip, as the broker's own script does for a single one."""
-        acks = f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"
-        self._ack_script(keys=[acks, f"{self.namespace}:{queue_name}.msgs"], args=ids)
+        self._ack_script(keys=[self._acks(queue_name), f"{self.namespace}:{queue_name}.msgs"], args=ids)
+
+    def do_nack(self, queue_name: str, id: str | bytes) -> None:
+        """Move a message to the dead ones."""
+        key, dead = f"{self.namespace}:{queue_name}", f"{self.namespace}:{xq_name(queue_name)}"
+        keys = [self._acks(queue_name), f"{key}.msgs", dead, f"{dead}.msgs"]
+        self._nack_script(keys=keys, args=[current_millis(), id])
+
+    def flush(self, queue_name: str) -> None:
+        """Drop all messages from a queue, deferred ones too."""
+        super().flush(queue_name)
+        key = f"{self.namespace}:{queue_name}{DEFERRED}"
+        shares = cast("set[bytes]", self.client.smembers(key))
+        self.client.delete(key, *(f"{key}:{share.decode()}" for share in shares))
 
     def take_over(self, worker: str) -> None:
         """Give the unfinished jobs of a worker whose process is gone to others. Raises QueueUnreachable."""
@@ -217,9 +236,9 @@ class RelayBroker(RedisBroker):
         """Enqueue as the stock broker does, with the share in the id. Retries come this way."""
         if delay is not None:
             message = delayed(message, timedelta(milliseconds=delay))
+        message = self._identified(message, {_ENQUEUED: self._clock.now()})
         self.emit_before("enqueue", message, delay)
-        entry = self.entry(message, **{_ENQUEUED: self._clock.now()})
-        self.do_enqueue(message.queue_name, entry.id, entry.data)
+        self.do_enqueue(message.queue_name, message.options["redis_message_id"], message.encode())
         self.emit_after("enqueue", message, delay)
         return message
 
@@ -230,19 +249,35 @@ class RelayBroker(RedisBroker):
         message without the time since when it waits does not count.
         """
         key = f"{self.namespace}:{queue_name}"
+        lists = [key, f"{key}{DEFERRED}:{share}"]
+
+        def heads() -> list[Any]:
+            ids = [self.client.lindex(name, 0) for name in lists]
+            known = [id for id in ids if id is not None]
+            return cast("list[Any]", self.client.hmget(f"{key}.msgs", known)) if known else []
+
         with reaching():
-            heads: list[Any] = [self.client.lindex(name, 0) for name in (key, f"{key}{DEFERRED}:{share}")]
-            ids = [head for head in heads if head is not None]
-            texts: list[Any] = self.client.hmget(f"{key}.msgs", ids) if ids else []
-            now = self._clock.now()
-        since = [dramatiq.Message.decode(text).options.get(_ENQUEUED) or now for text in texts if text is not None]
-        return timedelta(milliseconds=max(0, now - min(since, default=now)))
+            texts, now = self._surely([queue_name], heads, lists), self._clock.now()
+        since = [_waiting_since(text, now) for text in texts if text is not None]
+        return timedelta(milliseconds=now - min(since, default=now))
 
     def backlog(self, queue_name: str, share: str = "") -> int:
         """How many messages wait in a queue, and deferred ones of a share. Raises QueueUnreachable."""
         key = f"{self.namespace}:{queue_name}"
+        lists = [key, f"{key}{DEFERRED}:{share}"]
+
+        def count() -> int:
+            return sum(int(self.client.llen(name)) for name in lists)
+
         with reaching():
-            return sum(int(self.client.llen(name)) for name in (key, f"{key}{DEFERRED}:{share}"))
+            return self._surely([queue_name], count, lists)
+
+
+def _waiting_since(text: Any, now: int) -> int:
+    """When a message was put into its queue; ``now`` if it does not say so."""
+    message = read_job(text)
+    since = message.options.get(_ENQUEUED) if message is not None else None
+    return since if isinstance(since, int) and 0 < since <= now else now
 
 
 def delayed(message: dramatiq.Message[Any], delay: timedelta) -> dramatiq.Message[Any]:
@@ -371,7 +406,7 @@ class _BlockingConsumer(_RedisConsumer):
         #: The shares of the messages fetched last.
         self._came: set[str] = set()
         # Kept by the broker: after a lost connection another consumer takes over.
-        self._done = broker.unacknowledged.setdefault(queue_name, [])
+        self._done = broker.unacknowledged.setdefault(queue_name, {})
         self._lock = threading.Lock()
         self._freed = threading.Event()
 
@@ -379,17 +414,36 @@ class _BlockingConsumer(_RedisConsumer):
         try:
             if not self.message_cache and not self._fill():
                 return None
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-            raise ConnectionClosed(error) from None
-        except redis.exceptions.NoPermissionError as error:
-            # Handled as an outage: logged in one line and retried, as an operator may grant the permission.
+        except redis.exceptions.RedisError as error:
+            # An outage, or something that an operator may mend: logged in one line, and tried again.
             raise ConnectionClosed(queue_error(error)) from None
-        message = super().__next__()
-        if message is not None:
-            share = self._share(message)
-            self._came.add(share)
-            self.capacity.add(message.options["redis_message_id"], share, self._fetched_at)
+        id, text = self.message_cache[0]
+        job = read_job(text, id, self.queue_name)
+        if job is None:
+            self._refuse(id)
+            return None
+        del self.message_cache[0]
+        message = MessageProxy(job)
+        self.queued_message_ids.add(message.message_id)
+        share = self._share(message)
+        self._came.add(share)
+        self.capacity.add(job.options["redis_message_id"], share, self._fetched_at)
         return message
+
+    def _refuse(self, id: bytes) -> None:
+        """Move a message that nobody can read to the dead ones."""
+        with self._retried():
+            self.broker.do_nack(self.queue_name, id)
+        del self.message_cache[0]
+        _log.error("queue %s: the job %r cannot be read, and is with the dead ones", self.queue_name, id)
+
+    @contextmanager
+    def _retried(self) -> Iterator[None]:
+        """Let Dramatiq do a step again that Redis has not done."""
+        try:
+            yield
+        except redis.exceptions.RedisError as error:
+            raise ConnectionClosed(queue_error(error)) from None
 
     def _share(self, message: Any) -> str:
         return "" if self._delays else share_of(message)
@@ -415,9 +469,7 @@ class _BlockingConsumer(_RedisConsumer):
         self._came.clear()
         if self._delays:
             limit = self.capacity.pace("").free
-            self.message_cache = self.broker.do_fetch(self.queue_name, limit)
-            # Fewer than the limit means that the queue is empty: there is no need to ask again at once.
-            self._more = len(self.message_cache) >= limit
+            self._more, self.message_cache = self.broker.fetch_delayed(self.queue_name, limit)
         else:
             self._more, self._deferred, self.message_cache = self.broker.fetch(self.queue_name, self.capacity)
         return bool(self.message_cache)
@@ -444,44 +496,57 @@ class _BlockingConsumer(_RedisConsumer):
             self._waiting = False
 
     def ack(self, message: Any) -> None:
-        """Note that a message is finished."""
+        """Note that a message is finished. Raises ConnectionClosed: Dramatiq then tries again."""
         self._release(message)
         with self._lock:
-            self._done.append(message.options["redis_message_id"])
+            self._done[message.options["redis_message_id"]] = message.message_id
             due = len(self._done) >= max(_BATCH_ACKS, self.capacity.pace(self._share(message)).part)
         if due or self._waiting:
-            try:
+            with self._retried():
                 self._flush()
-            except redis.exceptions.ConnectionError as error:
-                raise ConnectionClosed(error) from None
 
     def nack(self, message: Any) -> None:
-        """Move a message to the dead ones."""
-        self._release(message)
-        super().nack(message)
+        """Move a message to the dead ones. Raises ConnectionClosed: Dramatiq then tries again."""
+        try:
+            with self._retried():
+                self.broker.do_nack(self.queue_name, message.options["redis_message_id"])
+        finally:
+            self.queued_message_ids.discard(message.message_id)
+            self._release(message)
 
     def _release(self, message: Any) -> None:
-        self.queued_message_ids.discard(message.message_id)
         if self.capacity.release(message.options["redis_message_id"]):
             self._freed.set()
+
+    def requeue(self, messages: Any) -> None:
+        """Put messages back into the queue."""
+        self._requeue([message.options["redis_message_id"] for message in messages])
+
+    def _requeue(self, ids: Sequence[str | bytes]) -> None:
+        if ids:
+            # Not after an error: half of them might be lost.
+            self.broker.replace_foreign([self.queue_name])
+            self.broker.do_requeue(self.queue_name, *ids)
 
     def close(self) -> None:
         """Acknowledge finished messages. Give back those that no thread has taken: dramatiq forgets them."""
         with suppress(redis.exceptions.RedisError):
             self._flush()
-            self.requeue([dramatiq.Message.decode(data) for data in self.message_cache])
+            self._requeue([id for id, _ in self.message_cache])
         self.broker.wakeups.leave(self._key)
         super().close()
 
     def _flush(self) -> None:
         with self._lock:
-            done = self._done[:]
+            done = dict(self._done)
             self._done.clear()
         if not done:
             return
         try:
-            self.broker.ack_many(self.queue_name, done)
-        except redis.exceptions.RedisError:
+            self.broker.do_ack(self.queue_name, *done)
+        except BaseException:
             with self._lock:
-                self._done[:0] = done
+                self._done.update(done)
             raise
+        finally:
+            self.queued_message_ids.difference_update(done.values())

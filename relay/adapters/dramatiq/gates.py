@@ -29,6 +29,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from relay.adapters.redis_client import CONNECTION_WAIT_S, reaching
+from relay.adapters.redis_keys import SURE
 from relay.concurrency import Batcher, end, is_cancelled
 
 #: The longest back-off of a job that waits for a server. It is shorter than the life of a gate: nothing renews the
@@ -36,6 +37,8 @@ from relay.concurrency import Batcher, end, is_cancelled
 LONGEST_BACKOFF: Final = timedelta(seconds=4)
 #: How many connections. All steps of gates share one; the others are for heartbeats and the like.
 _MAX_CONNECTIONS: Final = 4
+#: No duty is done for longer: the rarest runs every hour.
+_LONGEST_DONE: Final = timedelta(days=1)
 #: The suffix of the token of a job in back-off.
 _WAITS: Final = ":waits"
 
@@ -58,65 +61,85 @@ GATE_TIMES: Final = GateTimes()
 
 # --- the scripts. Each is atomic and takes one round trip: an idle fleet does little else. ---
 
-_OPEN: Final = """
-local holder, queue = redis.call("get", KEYS[1]), KEYS[2]
+_OPEN: Final = (
+    SURE
+    + """
+local holder, queue = sure("get", KEYS[1]), KEYS[2]
 if ARGV[3] ~= "force" then
     if holder and holder ~= "done" then return 0 end
-    local sent = queue and not holder and redis.call("hget", KEYS[3], ARGV[6])
-    local head = sent and redis.call("lindex", queue, 0)
-    local message = head and redis.call("hget", queue .. ".msgs", head)
+    local sent = queue and not holder and sure("hget", KEYS[3], ARGV[6])
+    local head = sent and sure("lindex", queue, 0)
+    local message = head and sure("hget", queue .. ".msgs", head)
     local since = message and string.match(message, '"relay_enqueued":(%d+)')
-    if since and since ~= "0" and tonumber(since) <= tonumber(sent) then return 0 end
+    local clock = since and since ~= "0" and redis.call("time")
+    -- What no job has written stands in nobody's way.
+    local at = clock and tonumber(sent) or 0
+    if clock and tonumber(since) <= at and at <= (clock[1] + 1) * 1000 then return 0 end
 end
-redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
 if queue then
     local clock = redis.call("time")
     local now = string.format("%d", clock[1] * 1000 + math.floor(clock[2] / 1000))
-    redis.call("hset", KEYS[3], ARGV[6], now)
+    sure("hset", KEYS[3], ARGV[6], now)
     local data = string.gsub(ARGV[5], '"relay_enqueued":0', '"relay_enqueued":' .. now, 1)
-    redis.call("hset", queue .. ".msgs", ARGV[4], data)
-    redis.call("rpush", queue, ARGV[4])
+    sure("hset", queue .. ".msgs", ARGV[4], data)
+    sure("rpush", queue, ARGV[4])
 end
+redis.call("set", KEYS[1], ARGV[1], "PX", ARGV[2])
 return 1
 """
-_RENEW: Final = """
-local holder = redis.call("get", KEYS[1])
+)
+_RENEW: Final = (
+    SURE
+    + """
+local holder = sure("get", KEYS[1])
 if holder and holder ~= ARGV[1] and holder ~= ARGV[1] .. ARGV[3] then return 0 end
 redis.call("set", KEYS[1], ARGV[4], "PX", ARGV[2])
 return 1
 """
-_CLOSE: Final = """
-if redis.call("get", KEYS[1]) ~= ARGV[1] then return end
-redis.call("hdel", KEYS[2], ARGV[3])
+)
+_CLOSE: Final = (
+    SURE
+    + """
+if sure("get", KEYS[1]) ~= ARGV[1] then return end
+sure("hdel", KEYS[2], ARGV[3])
 if ARGV[2] == "0" then redis.call("del", KEYS[1])
 else redis.call("set", KEYS[1], "done", "PX", ARGV[2]) end
 """
-_WAKE: Final = """
+)
+_WAKE: Final = (
+    SURE
+    + """
 for _, key in ipairs(KEYS) do
-    local holder = redis.call("get", key)
+    local holder = sure("get", key)
     if holder and string.sub(holder, -#ARGV[1]) == ARGV[1] then redis.call("del", key) end
 end
 """
+)
 #: Claims the routines that are due. One that rests for longer than allowed was marked before the clock went back.
 #: ARGV: how long a claim lives; then each routine and the longest time it may rest, in milliseconds.
-_CLAIM: Final = """
+_CLAIM: Final = (
+    SURE
+    + """
 local clock, names, claimed, marks = redis.call("time"), {}, {}, {}
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 for i = 2, #ARGV, 2 do table.insert(names, ARGV[i]) end
-for i, mark in ipairs(redis.call("hmget", KEYS[1], unpack(names))) do
+for i, mark in ipairs(sure("hmget", KEYS[1], unpack(names))) do
     local rest = (tonumber(mark or 0) or 0) - now
-    if rest <= 0 or rest > tonumber(ARGV[2 * i + 1]) then
+    -- Not the other way round: a foreign value may be no number at all, and is compared as false.
+    if not (rest > 0 and rest <= tonumber(ARGV[2 * i + 1])) then
         table.insert(claimed, names[i])
         table.insert(marks, names[i])
         table.insert(marks, string.format("%d", now + ARGV[1]))
     end
 end
-if #marks > 0 then redis.call("hset", KEYS[1], unpack(marks)) end
+if #marks > 0 then sure("hset", KEYS[1], unpack(marks)) end
 return {now, claimed}
 """
+)
 #: Lets every gate expire, and removes keys of another type: another program wrote them, or an operator. If a job
 #: holds the gate, it renews it in time. A user who may not ask for the expiry mends what no job has written.
-#: KEYS: gates, then hashes. ARGV: how long a gate lives, how many gates there are. Returns what was mended.
+#: KEYS: gates, then hashes. ARGV: how long a gate lives, how many gates there are, how long a duty may count as
+#: done. Returns what was mended.
 _MEND: Final = """
 local mended = {}
 for i, key in ipairs(KEYS) do
@@ -130,7 +153,8 @@ for i, key in ipairs(KEYS) do
             table.insert(mended, key)
         elseif holder then
             local ours = holder == "done" or string.match(holder, "^%x+:%d+")
-            if left == -1 or (type(left) == "table" and not ours) then
+            local longest = tonumber(holder == "done" and ARGV[3] or ARGV[1])
+            if type(left) == "number" and (left == -1 or left > longest) or type(left) == "table" and not ours then
                 redis.call("set", key, holder, "PX", ARGV[1])
                 table.insert(mended, key)
             end
@@ -296,7 +320,12 @@ class Gates:
         """
         gates, hashes = [self._key(duty) for duty in duties], [self._routines(duty) for duty in duties]
         keys = [*gates, *hashes, self._sent]
-        return await self._quietly(self._run(self._mend, keys, [_ms(self.times.gate), len(gates)])) or []
+        return (
+            await self._quietly(
+                self._run(self._mend, keys, [_ms(self.times.gate), len(gates), _ms(_LONGEST_DONE)])
+            )
+            or []
+        )
 
     # --- the routines of a duty ---
 

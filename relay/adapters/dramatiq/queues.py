@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from dramatiq import Message
 
+from relay.adapters.dramatiq.reading import read_job
 from relay.adapters.dramatiq.shares import DEFERRED, MARK, share_of
 from relay.adapters.redis_client import reached
 from relay.domain.queues import Job, JobPage, JobState, QueueView
@@ -129,7 +130,7 @@ class JobQueues:
 
     async def dead(self, queue: str, ids: Sequence[str]) -> Mapping[str, Message[Any] | None]:
         """Which of these jobs are dead, and their messages; None for one that cannot be read."""
-        return {id: _decoded(text) for id, text in (await self._texts(queue, ids)).items()}
+        return {id: read_job(text) for id, text in (await self._texts(queue, ids)).items()}
 
     async def requeue(self, queue: str, messages: Mapping[str, Message[Any]]) -> Sequence[str]:
         """Put dead jobs back into their queue, under new ids, with new attempts; return those that were dead."""
@@ -169,15 +170,8 @@ def _again(queue: str, message: Message[Any]) -> tuple[str, bytes]:
     return identity, copy.encode()
 
 
-def _decoded(text: str | None) -> Message[Any] | None:
-    try:
-        return None if text is None else Message.decode(text.encode())
-    except Exception:  # another program's encoder may leave anything there
-        return None
-
-
 def _job(id: str, text: str | None, died: float | None = None) -> Job:
-    message = _decoded(text)
+    message = None if text is None else read_job(text)
     if message is None:
         return Job(id=id, at=_time(died))
     return Job(
