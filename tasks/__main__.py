@@ -113,7 +113,9 @@ async def _start(
     stack.push_async_callback(transactions.close)
     tasks = PostgresTasks(pool)
     alerts = alert_sender(context, PostgresAlerts(pool.connection), facts)
-    worker = TaskWorker(context.name, tasks, facts, alerts.run, threads=threads, queues=options.queues)
+    worker = TaskWorker(
+        context.name, tasks, facts, alerts.run, threads=threads, queues=options.queues, served=registry.queues
+    )
     rows = TaskRows(
         context=context.name,
         tasks=tasks,

@@ -194,7 +194,9 @@ def _deliver(context: str) -> DeliverTasks:
         free = window - await asyncio.to_thread(broker.backlog, jobs.task_queue(queue), context)
         return free if free >= window / 2 else 0
 
-    return DeliverTasks(context, _tasks(context), capacity, partial(_put, context), application.facts)
+    return DeliverTasks(
+        context, _tasks(context), capacity, partial(_put, context), application.facts, registry.queues
+    )
 
 
 async def _put(context: str, tasks: Sequence[TaskRef]) -> None:

@@ -152,6 +152,10 @@ class TaskRegistry:
         for handler in self.handlers.values():
             watcher(handler.queue)
 
+    def queues(self) -> frozenset[str]:
+        """The queues of all handlers."""
+        return frozenset(handler.queue for handler in self.handlers.values())
+
     def find(self, task_type: str) -> TaskHandler | None:
         """Return the handler of a type, or None."""
         return self.handlers.get(task_type)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Final, TypeAlias
 
@@ -51,6 +51,7 @@ class TaskWorker:
         threads: int,
         queues: Sequence[str] | None = None,
         poll: float = 0.25,
+        served: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._context = context
         self._tasks = tasks
@@ -61,7 +62,7 @@ class TaskWorker:
         self._begun = Counter[str]()
         self._queues = queues
         self._poll = poll
-        self._deliver = DeliverTasks(context, tasks, self._capacity, self.put, facts)
+        self._deliver = DeliverTasks(context, tasks, self._capacity, self.put, facts, served)
         self._running: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._stop = asyncio.Event()

@@ -64,6 +64,30 @@ async def test_a_full_queue_gets_nothing_and_holds_up_no_other(tasks: Tasks) -> 
     assert [ref.id for ref in sent] == [free]
 
 
+async def test_queues_that_no_function_names_take_turns_behind_those_that_some_name(tasks: Tasks) -> None:
+    """Whoever writes tasks may invent thousands of names; a full one gets its turn and nothing."""
+    for number in range(100):
+        tasks.schedule({"n": number}, queue=f"a{number:03}")
+    [ours] = tasks.schedule({"n": 0}, queue="mail")
+    asked, sent = list[list[str]](), list[TaskRef]()
+
+    async def capacity(queue: str) -> int:
+        asked[-1].append(queue)
+        return 0 if queue < "a050" else 5
+
+    async def put(refs: Sequence[TaskRef]) -> None:
+        sent.extend(refs)
+
+    deliver = DeliverTasks("sea", tasks.tasks, capacity, put, tasks.facts.append, lambda: {"mail"})
+    for _ in range(6):
+        asked.append([])
+        await deliver.once(await tasks.tasks.pending_queues())
+    assert sent[0].id == ours
+    assert asked[0][0] == "mail"
+    assert max(map(len, asked)) <= 21
+    assert len(sent) == 51, "each had its turn"
+
+
 async def test_a_delayed_task_is_due_in_its_time_and_by_its_priority(tasks: Tasks) -> None:
     [delayed] = tasks.schedule({"n": 1}, delay=timedelta(hours=1), priority=0)
     assert await tasks.tasks.pending_queues() == []
