@@ -97,7 +97,7 @@ class Facts:
         for listener in self._listeners:
             try:
                 listener(fact)
-            except Exception:
+            except BaseException:
                 _log.exception("a fact listener failed")
 
 

@@ -19,6 +19,8 @@ Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 _log = logging.getLogger("relay")
 
+#: The exit status of a process whose event loop cannot go on: an internal error (EX_SOFTWARE).
+LOOP_ENDED: Final = 70
 #: How many items one statement takes at most.
 _MAX_ITEMS: Final = 100
 #: A task that is cancelled and does not end is cancelled again after this time, in seconds.
@@ -45,9 +47,11 @@ def is_ours(error: BaseException) -> bool:
     failure of that code, also SystemExit and KeyboardInterrupt: signals come to the main thread only. For these
     two asyncio would end the event loop.
     """
-    if isinstance(error, asyncio.CancelledError):
+    # By its type: what an error says of its class is code of an application.
+    kind = type(error)
+    if issubclass(kind, asyncio.CancelledError):
         return is_cancelled()
-    return isinstance(error, GeneratorExit) and not _in_task()
+    return issubclass(kind, GeneratorExit) and not _in_task()
 
 
 def _in_task() -> bool:

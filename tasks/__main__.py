@@ -18,7 +18,7 @@ from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.bootstrap import Facts, alert_sender
-from relay.concurrency import end
+from relay.concurrency import LOOP_ENDED, end
 from relay.domain.errors import ConfigurationError, RelayError
 from relay.execution.runners import Completions, RunOnLoop
 from relay.monitoring import tasks_metrics
@@ -49,11 +49,21 @@ def main() -> int:
                 field="actor_modules",
                 hint="name yours in RELAY_ACTOR_MODULES, or as actor_modules in relay.toml: myapp.tasks",
             )
-        left = asyncio.run(_run(settings, options))
+        left = _run_to_the_end(settings, options)
     except RelayError as error:
         sys.stderr.write(f"error {error}\n")
         return 1
     return 0 if left == 0 else 3
+
+
+def _run_to_the_end(settings: Settings, options: argparse.Namespace) -> int:
+    """Run until a signal comes; returns how many tasks were cut short."""
+    try:
+        return asyncio.run(_run(settings, options))
+    except (SystemExit, KeyboardInterrupt) as error:
+        # No signal raises these here. So code of the application has, in a task of its own.
+        _log.critical("a task of asyncio has ended the event loop: this process ends too", exc_info=error)
+        raise SystemExit(LOOP_ENDED) from None
 
 
 def _arguments() -> argparse.Namespace:

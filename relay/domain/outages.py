@@ -11,7 +11,7 @@ import errno
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from relay.domain.disclosure import causes
+from relay.domain.disclosure import causes, members, or_else
 from relay.domain.errors import Outage
 from relay.domain.model import is_outage_status
 
@@ -55,16 +55,10 @@ def add(names: Collection[str]) -> None:
     _added.update(names)
 
 
+@or_else(lambda _: False)
 def says_outage(error: BaseException) -> bool:
     """Whether an exception, or one that led to it, says that something is away."""
-    return any(_says(it) for cause in causes(error) for it in _members(cause))
-
-
-def _members(error: BaseException) -> Iterator[BaseException]:
-    yield error
-    if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from _members(member)
+    return any(_says(it) for cause in causes(error) for it in members(cause))
 
 
 def _says(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from relay.adapters.postgres.function_connections import AsyncFunctionTransactio
 from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction, Settlement
 from relay.bus import RequestContext
 from relay.concurrency import Slots, is_ours
-from relay.domain.disclosure import with_stack, words
+from relay.domain.disclosure import or_else, with_stack, words
 from relay.domain.errors import (
     AlreadyProcessed,
     ConnectionsBusy,
@@ -152,7 +152,7 @@ async def answered(
         async with clock:
             return await work
     except BaseException as error:
-        late = isinstance(error, TimeoutError) and clock.expired()
+        late = issubclass(type(error), TimeoutError) and clock.expired()
         if not late and is_ours(error):
             raise
         result = timed_out(seconds) if late else answer(error)
@@ -164,6 +164,7 @@ def timed_out(seconds: float) -> HandlerResult:
     return HandlerResult.failed(f"time-out: no answer within {seconds:g} s", away=Away.PERHAPS)
 
 
+@or_else(lambda it: HandlerResult.failed(with_stack(it)))
 def answer(error: BaseException) -> HandlerResult:
     """The answer for an exception of a handler (SDS-047 §12: 409, 422, and everything else)."""
     if isinstance(error, AlreadyProcessed):

@@ -64,7 +64,7 @@ class RetryRule:
         return self._ruled(result, self._wait(asked, 0))
 
     def _begin(self, error: BaseException, attempt: int) -> Future[object]:
-        """Ask in a thread. The future has the answer, or the policy's own exception, as a value."""
+        """Ask in a thread. The future has the answer, or an InvalidRetry, as a value."""
         asked: Future[object] = Future()
         asked.set_running_or_notify_cancel()
         with self._lock:
@@ -78,7 +78,7 @@ class RetryRule:
             try:
                 said: object = around.run(self._policy, error, attempt)
             except BaseException as problem:
-                said = problem
+                said = InvalidRetry(f"it raised {safe_text(problem)}")
             with self._lock:
                 self._running -= 1
             asked.set_result(said)
@@ -88,7 +88,7 @@ class RetryRule:
         except RuntimeError as problem:
             with self._lock:
                 self._running -= 1
-            asked.set_result(problem)
+            asked.set_result(InvalidRetry(f"it cannot be called: {problem}"))
         return asked
 
     def _wait(self, asked: Future[object], seconds: float | None = None) -> object:
@@ -98,7 +98,7 @@ class RetryRule:
             return InvalidRetry(f"no answer within {self._limits.seconds:g} s", hint="a policy must not wait")
 
     def _ruled(self, result: HandlerResult, said: object) -> HandlerResult:
-        if isinstance(said, NoRetry):
+        if type(said) is NoRetry:
             detail = full(result.detail, f"its retry policy says {said.value}")
             # What the application decides is not in doubt, whether or not its handler may be away.
             result = replace(result, detail=detail, away=Away.NO)
@@ -119,17 +119,15 @@ def _is_asked(result: HandlerResult, error: BaseException) -> bool:
 
 def _delay(said: object) -> timedelta:
     """What a policy says, as a delay. Raises InvalidRetry."""
-    if isinstance(said, InvalidRetry):
+    if type(said) is InvalidRetry:
         raise said
-    if isinstance(said, BaseException):
-        raise InvalidRetry(f"it raised {safe_text(said)}")
     if inspect.iscoroutine(said):
         said.close()
     try:
         delay = read_delay(said)
     except InvalidRetry:
         raise
-    except Exception as problem:  # a number of a class of its own may do anything
+    except BaseException as problem:  # a number of a class of its own may do anything
         raise InvalidRetry(f"its answer raised {safe_text(problem)}") from None
     if not timedelta(0) <= delay <= LONGEST_DELAY:
         raise InvalidRetry("the delay is negative or longer than seven days", field="delay", hint=_HINT)

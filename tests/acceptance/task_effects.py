@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -73,3 +74,13 @@ def report(job: Job, session: Session, context: TaskContext) -> None:
 @task("broken", max_retries=1, backoff=("100ms", "200ms"))
 def broken(job: Job) -> None:
     raise RuntimeError("always")
+
+
+@task("ends_its_loop")
+async def ends_its_loop(job: Job, context: TaskContext) -> None:
+    """A task of asyncio that the application begins, and that exits as if all were well."""
+
+    async def leave() -> None:
+        raise SystemExit(0)
+
+    await asyncio.gather(asyncio.create_task(leave()), asyncio.sleep(60))

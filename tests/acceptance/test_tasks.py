@@ -15,10 +15,11 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from relay.concurrency import LOOP_ENDED
 from tasks import schedule
 from tests.acceptance import task_effects
 from tests.acceptance.fleet import Fleet
-from tests.acceptance.task_effects import Job, fleeting, plain, report
+from tests.acceptance.task_effects import Job, ends_its_loop, fleeting, plain, report
 from tests.waiting import wait_for
 
 MODULES = "tasks.actors,consumer.actors,tests.acceptance.task_effects"
@@ -230,6 +231,13 @@ def test_tasks_run_in_process_and_a_stop_waits_for_those_under_way(without_redis
     gate.unlink()
     assert worker.wait(30) == 0
     assert (count(fleet, "completed"), running(fleet)) == (204, 0)
+
+
+def test_a_process_whose_event_loop_is_ended_says_that_it_failed(without_redis: Fleet) -> None:
+    worker = without_redis.task_worker()
+    commit(without_redis, Job(), task=ends_its_loop)
+    assert worker.wait(30) == LOOP_ENDED
+    assert "event loop" in without_redis.log("tasks")
 
 
 def test_what_a_killed_process_was_at_is_done_by_another(without_redis: Fleet, tmp_path: Path) -> None:

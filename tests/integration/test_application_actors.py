@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import dramatiq
@@ -10,7 +11,7 @@ import pytest
 import redis
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.message import Message
-from dramatiq.middleware import Pipelines, Retries
+from dramatiq.middleware import Middleware, Pipelines, Retries
 from dramatiq.rate_limits import ConcurrentRateLimiter, WindowRateLimiter
 from dramatiq.rate_limits.backends import RedisBackend as Limits
 from dramatiq.results import Results
@@ -18,6 +19,7 @@ from dramatiq.results.backends import RedisBackend as Kept
 
 from relay.adapters.dramatiq.broker import RelayBroker
 from relay.devstack import ValkeyServer
+from tests.hostile_errors import HOSTILE
 from tests.integration.queueing import fresh_broker, working
 from tests.waiting import wait_for
 
@@ -90,6 +92,52 @@ def test_the_end_of_a_message_that_redis_did_not_note_is_told_again(
         wait_for("nothing is left", lambda: broker.do_qsize("q") == 0)
         worker.join()
     assert outstanding[:2] == [1, 0]
+
+
+class Interrupting(Middleware):
+    """Raises what is no Exception, whatever it is told of."""
+
+    def __init__(self, error: Callable[[], BaseException], first: Callable[[str], bool]) -> None:
+        self._error, self._first = error, first
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith(("before_", "after_")):
+            return super().__getattribute__(name)
+
+        def hear(*_: Any, **__: Any) -> None:
+            if self._first(name):
+                raise self._error()
+
+        return hear
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "GeneratorExit", "TimeIsUp", "Furious"])
+def test_what_middleware_raises_ends_no_thread_of_a_worker(valkey: ValkeyServer, error: str) -> None:
+    told, done, made = set[str](), set[int](), HOSTILE[error]
+
+    def first(name: str) -> bool:
+        """Once for each signal, outside of the main thread, as its Ctrl-C is meant."""
+        if name in told or threading.current_thread() is threading.main_thread():
+            return False
+        told.add(name)
+        return True
+
+    broker = fresh_broker(valkey.url, [Retries(min_backoff=1, max_backoff=1), Interrupting(made, first)])
+    failed = set[int]()
+
+    def work(number: int) -> None:
+        if number % 2 and number not in failed:
+            failed.add(number)
+            raise made()
+        done.add(number)
+
+    actor = dramatiq.actor(work, broker=broker, actor_name="n", queue_name="q")
+    with working(broker) as worker:
+        for number in range(8):
+            actor.send(number)
+        wait_for("all are done", lambda: len(done) == 8)
+        assert all(thread.is_alive() for thread in (*worker.workers, *worker.consumers.values()))
+    assert {"before_process_message", "after_process_message", "before_ack", "after_ack"} <= told
 
 
 def test_a_queue_that_is_flushed_is_empty_also_of_what_was_deferred(valkey: ValkeyServer) -> None:

@@ -8,15 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from relay.concurrency import is_ours
+from relay.domain.disclosure import stack_of, trace, traced
 from relay.domain.model import HandlerResult, Verdict
 from relay.execution.calls import answered
+from tests.hostile_errors import HOSTILE
 
-
-class TimeIsUp(BaseException):
-    """As a library may have its own."""
-
-
-ERRORS = [KeyError("k"), KeyboardInterrupt(), SystemExit(1), GeneratorExit(), TimeIsUp(), asyncio.CancelledError()]
+ERRORS: dict[str, Callable[[], BaseException]] = {"KeyError": lambda: KeyError("k"), **HOSTILE}
 
 
 @pytest.fixture
@@ -38,15 +35,42 @@ async def in_group(error: BaseException) -> HandlerResult:
     raise BaseExceptionGroup("several", [error])
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("way", [at_once, later, in_group])
-def test_it_is_an_answer_and_the_loop_goes_on(
-    runner: asyncio.Runner, way: Callable[[BaseException], Awaitable[HandlerResult]], error: BaseException
+def test_it_is_an_answer_with_class_and_line_and_the_loop_goes_on(
+    runner: asyncio.Runner, way: Callable[[BaseException], Awaitable[HandlerResult]], name: str
 ) -> None:
-    result = runner.run(_as_a_task(way(error)))
-    assert result.verdict is Verdict.TRANSIENT
-    assert result.detail
+    result = runner.run(_as_a_task(way(ERRORS[name]())))
+    assert result.verdict is (Verdict.REFUSED if "refusal" in name and way is not in_group else Verdict.TRANSIENT)
+    check(result.detail)
+    check(result.in_full().detail)
+    reason, stack = stack_of(result.detail)
+    assert f".{way.__name__}:" in reason or "refusal" in name
+    assert any(line.endswith(f"in {way.__name__}") for line in stack)
     assert runner.run(_well()) == 1
+
+
+def raise_it(error: BaseException) -> None:
+    raise error
+
+
+def check(text: str) -> None:
+    """What is told can be stored and shown, and is short."""
+    assert text.isprintable()
+    assert len(text.encode()) < 2_000
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_it_can_be_logged(name: str) -> None:
+    try:
+        raise_it(ERRORS[name]())
+    except BaseException as error:
+        shown = trace(error)
+        values = [*traced(error), *traced(error, in_full=True)]
+    assert "in test_it_can_be_logged" in shown
+    assert len(shown) < 20_000
+    assert all(len(str(it)) < 50_000 for it in values)
+    assert values[0]["frames"][0]["name"] == "test_it_can_be_logged"
 
 
 async def _as_a_task(work: Awaitable[HandlerResult]) -> HandlerResult:

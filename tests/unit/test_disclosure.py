@@ -7,9 +7,13 @@ import io
 import json
 import logging
 import re
+import subprocess
 import sys
+import urllib.error
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 from uuid import uuid4
 
@@ -19,12 +23,14 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, field_validator
+from sqlalchemy import create_engine, text
 
 from relay.bus import Command
 from relay.bus.errors import InvalidCommand
 from relay.domain.disclosure import answered, printable, safe_text, stack_of, trace, with_stack, words
 from relay.domain.errors import Poison
 from relay.domain.facts import TaskFailed
+from relay.domain.reasons import code_of
 from relay.execution.calls import answer
 from relay.telemetry.logs import LogFacts, configure
 
@@ -73,10 +79,10 @@ def command() -> None:
     Open(iban=IBAN)
 
 
-def failing(function: Callable[[], None]) -> Exception:
+def failing(function: Callable[[], None]) -> BaseException:
     try:
         function()
-    except Exception as error:
+    except BaseException as error:
         return error
     raise AssertionError
 
@@ -96,6 +102,95 @@ def test_an_exception_is_told_by_class_codes_and_place(function: Callable[[], No
     assert safe_text(error).replace("tests.unit.", "").startswith(says)
     assert IBAN not in safe_text(error) + trace(error)
     assert IBAN in words(error) or function in (chained, validation)
+
+
+class Answered(Exception):
+    """As the exceptions of HTTP clients are."""
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(IBAN)
+        vars(self).update(attributes)
+
+
+def missing_key() -> None:
+    {}["title"]
+
+
+def said_of_the_data() -> None:
+    raise KeyError("title")
+
+
+def key_of_the_data() -> None:
+    {}["".join(["ti", "tle"])]
+
+
+def no_attribute() -> None:
+    IBAN.title_of()  # type: ignore[attr-defined]
+
+
+def no_file() -> None:
+    Path("/nowhere/at/all").read_text()
+
+
+def in_a_group() -> None:
+    raise ExceptionGroup(IBAN, [failing(missing_key), failing(plain)])
+
+
+def one_row_of_none() -> None:
+    """SQLAlchemy raises it in compiled code."""
+    with create_engine("sqlite://").connect() as connection:
+        connection.execute(text("SELECT 1 WHERE false")).scalar_one()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (missing_key, "KeyError (title) at {}.missing_key:"),
+        (key_of_the_data, "KeyError at {}.key_of_the_data:"),
+        (said_of_the_data, "KeyError at {}.said_of_the_data:"),
+        (no_attribute, "AttributeError (title_of) at {}.no_attribute:"),
+        (no_file, "FileNotFoundError (ENOENT) at {}.no_file:"),
+        (in_a_group, "ExceptionGroup (KeyError (title) at {}.missing_key:"),
+        (one_row_of_none, "NoResultFound at {}.one_row_of_none:"),
+        (
+            lambda: raised(urllib.error.HTTPError(IBAN, 404, IBAN, Message(), None)),
+            "HTTPError (404) at {}.raised:",
+        ),
+        (lambda: raised(Answered(status=503)), "Answered (503) at {}.raised:"),
+        (lambda: raised(Answered(response=SimpleNamespace(status_code=422))), "Answered (422) at {}.raised:"),
+        (lambda: raised(Answered(code=89_370_400)), "Answered at {}.raised:"),
+        (lambda: raised(Answered(code=IBAN, status=True)), "Answered at {}.raised:"),
+        (lambda: raised(SystemExit(3)), "SystemExit (3) at {}.raised:"),
+        (lambda: raised(subprocess.CalledProcessError(127, IBAN)), "CalledProcessError (127) at {}.raised:"),
+    ],
+)
+def test_an_exception_keeps_its_core_and_no_data(function: Callable[[], None], says: str) -> None:
+    error = failing(function)
+    assert safe_text(error).startswith(says.format(__name__))
+    assert code_of(safe_text(error)) == f"raised_{type(error).__name__}"
+    assert IBAN not in with_stack(error) + trace(error)
+
+
+def raised(error: BaseException) -> None:
+    raise error
+
+
+def test_the_place_in_an_application_that_is_installed_like_a_library_is_its_own(tmp_path: Path) -> None:
+    """The first package that we call is the application; the libraries that it calls are not."""
+    installed = tmp_path / "site-packages"
+    sources = {
+        "installed_shop": "import installed_lib\n\ndef handle():\n    installed_lib.fail()\n",
+        "installed_lib": "def fail():\n    1 / 0\n",
+    }
+    for name, source in sources.items():
+        (installed / name).mkdir(parents=True)
+        (installed / name / "__init__.py").write_text(source)
+    with patch.object(sys, "path", [str(installed), *sys.path]):
+        shop = importlib.import_module("installed_shop")
+    error = failing(shop.handle)
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next  # without the line of this test, which is an application
+    assert safe_text(error) == "ZeroDivisionError at installed_shop.handle:4"
 
 
 def test_what_is_raised_for_operators_is_told_in_its_words() -> None:

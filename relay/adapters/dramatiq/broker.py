@@ -24,7 +24,8 @@ from dramatiq.broker import MessageProxy
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
-from dramatiq.middleware import Middleware
+from dramatiq.middleware import Middleware, MiddlewareError
+from dramatiq.middleware.threading import Interrupt
 
 from relay.adapters.dramatiq import scripts
 from relay.adapters.dramatiq.gates import QueueEntry
@@ -241,6 +242,29 @@ class RelayBroker(RedisBroker):
         self.do_enqueue(message.queue_name, message.options["redis_message_id"], message.encode())
         self.emit_after("enqueue", message, delay)
         return message
+
+    def emit_before(self, signal: str, *args: Any, **options: Any) -> None:
+        """Tell middleware, as the stock broker does. What it raises ends no thread of a worker."""
+        for middleware in self.middleware:
+            self._tell(middleware, f"before_{signal}", (MiddlewareError, Interrupt), *args, **options)
+
+    def emit_after(self, signal: str, *args: Any, **options: Any) -> None:
+        """The same, the last one first."""
+        for middleware in reversed(self.middleware):
+            self._tell(middleware, f"after_{signal}", (), *args, **options)
+
+    def _tell(
+        self, middleware: Middleware, name: str, meant: tuple[type[BaseException], ...], *args: Any, **options: Any
+    ) -> None:
+        try:
+            getattr(middleware, name)(self, *args, **options)
+        except meant:
+            raise
+        except BaseException as error:
+            # In the main thread it may be a signal. No signal reaches the threads of a worker.
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise
+            self.logger.critical("Unexpected failure in %s of %r.", name, middleware, exc_info=error)
 
     def head_waits(self, queue_name: str, share: str = "") -> timedelta:
         """How long the oldest message of a share may have waited; zero when none waits. Raises QueueUnreachable.

@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 from dramatiq.asyncio import EventLoopThread
 
+from relay.concurrency import LOOP_ENDED
+
 Result = TypeVar("Result")
 
 #: How long a caller waits for the loop to go on, in seconds.
 _PATIENCE_S: Final = 1.0
-#: The exit status of a worker whose loop cannot go on: an internal error (EX_SOFTWARE).
-LOOP_ENDED: Final = 70
 
 _log = logging.getLogger("relay")
 
