@@ -32,7 +32,7 @@ from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.movements import PostgresMovements
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.orphans import PostgresOrphans
-from relay.adapters.postgres.outbox import PostgresOutboxAdapter
+from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.wakeup import Wakeup
@@ -269,8 +269,12 @@ class Application:
             budget=self.budgets.of(database),
             pooler=settings.pooler is not None,
         )
-        outbox = PostgresOutboxAdapter(pool, dead_head_blocks=settings.publish.dead_head == "block")
         publisher = NatsJetStreamPublisher(self.nats, ack_timeout=settings.publish.ack_timeout)
+        outbox = PostgresOutboxAdapter(
+            pool,
+            dead_head_blocks=settings.publish.dead_head == "block",
+            largest=lambda: publisher.largest(LARGEST),
+        )
         config = PublishConfig(
             routing=settings.routing,
             envelope=writer(self.settings, name),
@@ -280,6 +284,7 @@ class Application:
                 settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
             ),
             system_actor=settings.system_actor,
+            dead_head_blocks=settings.publish.dead_head == "block",
         )
         incidents = PostgresIncidents(pool.connection)
         record = RecordIncidents(name, incidents, self.facts)

@@ -87,5 +87,9 @@ def migrated(server: PostgresServer, name: str) -> str:
 
 
 def copy_template(connection: psycopg.Connection, name: str) -> None:
-    """Create a database with all tables. Files in memory are copied sooner than they are logged."""
+    """Create a database with all tables. Files in memory are copied sooner than they are logged.
+
+    Its owner may insert rows of any state, as a test wants them.
+    """
     connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY".encode())
+    connection.execute(f"ALTER DATABASE {name} SET relay.restoring = on".encode())

@@ -19,6 +19,8 @@ from relay.ports import Message, OutboxRow
 #: Subject and headers without the key are smaller than this. A character of the key takes up to twelve bytes. A
 #: body that is small enough beside both needs no exact check.
 _MAX_OVERHEAD_BYTES: Final = 16_384
+#: A key of more characters cannot be a header: the server takes 64 kB of them.
+_MAX_KEY_CHARS: Final = 65_535
 _IDS: Final = {ID, CORRELATION_ID, CAUSATION_ID}
 
 
@@ -27,7 +29,9 @@ def outgoing(
 ) -> Message:
     """Check a row again, because any program may have inserted it, and encode it. Raises InvalidEvent."""
     if row.payload is None:
-        raise PayloadTooLarge("the event takes more than 64 MiB", field="payload")
+        raise PayloadTooLarge("takes more bytes than the server takes", field="payload")
+    if len(row.partition_key) > _MAX_KEY_CHARS:
+        raise InvalidKey(f"has more than {_MAX_KEY_CHARS} characters", field="partition_key")
     subject, stream = routing.destination(row.event_type, row.event_version, row.topic)
     headers = _headers(row.headers)
     ids = (row.id, row.correlation_id, row.causation_id) if row.originals is None else _originals(row)

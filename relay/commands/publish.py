@@ -49,6 +49,7 @@ class PublishConfig:
 
     ``system_actor``: who acts, in an envelope that needs somebody, if the event names nobody.
     A batch has at most ``batch_size`` events. It ends with the event that brings it to ``batch_bytes`` of text.
+    ``dead_head_blocks``: whether an event that can never be published holds back the later ones of its key.
     """
 
     routing: Routing
@@ -57,6 +58,7 @@ class PublishConfig:
     batch_bytes: int = 4 * 1024**2
     policy: RetryPolicy = RetryPolicy(max_attempts=10)
     system_actor: str = "system"
+    dead_head_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,10 @@ class PublishOutboxEvents:
         return _Settled(claim.rows, sent, times, outcomes, failures, begun, seconds)
 
     async def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
-        """The messages to send, and outcomes of rows that must not be sent: bad rows, later rows of their keys."""
+        """The messages to send, and outcomes of rows that must not be sent: bad rows, and what they hold back.
+
+        Bad rows of one key die together, however many there are.
+        """
         messages: list[Message] = []
         outcomes: dict[str, PublishOutcome] = {}
         blocked: set[str] = set()
@@ -204,15 +209,17 @@ class PublishOutboxEvents:
             if size > _PORTION_CHARS:
                 size = 0
                 await asyncio.sleep(0)
-            if row.partition_key in blocked:
-                outcomes[row.id] = NotSent()
-                continue
             try:
-                messages.append(self._wire_form(row, max_payload=self._publisher.max_payload))
+                message = self._wire_form(row, max_payload=self._publisher.max_payload)
             except InvalidEvent as error:
                 outcomes[row.id] = RowRejected(str(error))
-                if row.partition_key:
+                if row.partition_key and self._config.dead_head_blocks:
                     blocked.add(row.partition_key)
+                continue
+            if row.partition_key in blocked:
+                outcomes[row.id] = NotSent()
+            else:
+                messages.append(message)
         return messages, outcomes
 
     def _failures(

@@ -96,8 +96,8 @@ def fail_in_every_way(fleet: Fleet) -> None:
     fleet.query(
         "vibespro",
         "INSERT INTO outbox_events"
-        " (id, aggregate_type, aggregate_id, event_type, payload, topic, publish_attempts)"
-        " VALUES (%s, 'a', '1', 'e', %s, 'not a subject', 9)",
+        " (id, aggregate_type, aggregate_id, event_type, payload, topic)"
+        " VALUES (%s, 'a', '1', 'e', %s, 'not a subject')",
         uuid4(),
         json.dumps({"iban": IBAN}),
     )

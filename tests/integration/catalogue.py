@@ -294,6 +294,13 @@ TRIGGERS = {
     " ON public.outbox_events NOT DEFERRABLE INITIALLY IMMEDIATE FOR EACH ROW"
     " WHEN ((new.occurred_at > (clock_timestamp() + '00:01:00'::interval)))"
     " EXECUTE FUNCTION relay_refuse_future_event()",
+    "chk_outbox_producer": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
+    " WHEN (((new.publish_attempts <> 0) OR (new.generation <> 0)"
+    " OR (num_nonnulls(new.published_at, new.publish_error, new.dead_at, new.published_stream,"
+    " new.published_seq, new.published_duplicate) > 0)"
+    " OR (new.available_at < '0001-01-02 00:00:00+00'::timestamp with time zone)"
+    " OR (new.available_at >= '9999-12-31 00:00:00+00'::timestamp with time zone)))"
+    " EXECUTE FUNCTION relay_refuse_engine_columns()",
     "relay_count_reopened": "AFTER UPDATE ON public.outbox_events FOR EACH ROW"
     " WHEN (((new.published_at IS NULL) AND (new.dead_at IS NULL) AND (new.available_at IS NULL)"
     " AND ((num_nonnulls(old.published_at, old.dead_at, old.available_at) > 0)"

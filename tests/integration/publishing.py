@@ -29,7 +29,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.low_water import SEARCH_LIMITS, SearchLimits
-from relay.adapters.postgres.outbox import PostgresOutboxAdapter
+from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, connected
 from relay.adapters.postgres.wakeup import DuePollTimes
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
@@ -323,8 +323,14 @@ class Relay:
             batch_bytes=batch_bytes,
             policy=RetryPolicy(max_attempts=max_attempts, backoff=backoff),
             system_actor=system_actor,
+            dead_head_blocks=dead_head_blocks,
         )
-        outbox: Any = PostgresOutboxAdapter(self.pool, dead_head_blocks=dead_head_blocks, search=self.search)
+        outbox: Any = PostgresOutboxAdapter(
+            self.pool,
+            dead_head_blocks=dead_head_blocks,
+            search=self.search,
+            largest=lambda: self.publisher.largest(LARGEST),
+        )
         if claimed or settled:
             outbox = Interposed(outbox, claimed, settled)
         return PublishOutboxEvents(config, outbox, self.publisher, self.facts.append)

@@ -21,7 +21,9 @@ VALUES ('case', '1', 'opened', '{}', %s, %s, now() + %s::interval) RETURNING id:
 """
 #: More than the failed heads of a lane that a claim looks up beforehand.
 IN_ONE_LANE = "SELECT 'k' || n FROM generate_series(1, 10000) AS n WHERE relay_lane('k' || n) = 7 LIMIT 12"
-CLAIM = {"lanes": [*range(LANES)], "marks": [0] * (LANES + 1), "limit": 300, "dead_head_blocks": False}
+CLAIM = {
+    "lanes": [*range(LANES)], "marks": [0] * (LANES + 1), "limit": 300, "dead_head_blocks": False, "apart": [],
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -52,7 +52,9 @@ class Guard:
     planned: bool = False
 
 
-SHARD = {"lanes": Shard(0, 2).lanes, "marks": [0] * 33, "limit": 300, "dead_head_blocks": False}
+SHARD = {
+    "lanes": Shard(0, 2).lanes, "marks": [0] * 33, "limit": 300, "dead_head_blocks": False, "apart": [],
+}  # fmt: skip
 CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
 LIMIT = {"limit": 1_000}

@@ -190,6 +190,10 @@ class NatsJetStreamPublisher:
         connection.on_down.append(self._on_down)
         connection.on_refused.append(self._on_refused)
 
+    def largest(self, otherwise: int) -> int:
+        """The limit of the server for a whole message, in bytes; ``otherwise`` before the first connection."""
+        return otherwise if self._client is None else self.max_payload
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Publish one message; see the port."""
         outcomes = await self.publish_all([Message("single", subject, payload, headers)])

@@ -211,6 +211,8 @@ def _refusal(error: BaseException) -> RelayError | None:  # noqa: PLR0911 - one 
                 field="occurred_at",
                 hint="leave it out, and the database sets it; use available_at to delay an event",
             )
+        case "23514", "chk_outbox_producer" | "chk_task_producer":
+            return InvalidTimestamp("must be a time of the years 1 to 9999", field="available_at")
         case "22007" | "22008", _:  # invalid format of a time, overflow
             return InvalidTimestamp("PostgreSQL cannot hold a time of this row")
         case "40P01" | "40001" | "55P03", _:  # deadlock, serialization failure, lock not available

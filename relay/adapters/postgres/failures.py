@@ -31,6 +31,18 @@ def reached() -> Iterator[None]:
         raise DatabaseUnreachable(first_line(error)) from error
 
 
+#: Classes of SQLSTATE that are about the session, the server or other sessions, and never about one row.
+_NOT_A_ROW: Final = ("08", "25", "40", "53", "55", "57", "58")
+
+
+def about_rows(error: psycopg.Error) -> bool:
+    """Whether an error of a statement may be about single rows of it: the others would do without those.
+
+    Constraints, triggers and policies of an application may raise nearly anything.
+    """
+    return error.sqlstate is not None and not error.sqlstate.startswith(_NOT_A_ROW)
+
+
 @contextmanager
 def migrated() -> Iterator[None]:
     """Turn PostgreSQL's errors about missing tables, columns or functions into SchemaMissing."""

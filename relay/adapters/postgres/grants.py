@@ -17,8 +17,8 @@ from relay.adapters.postgres.failures import reaching
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
-#: What a producer may set: the columns of the specification and the options, but no order and no place in a
-#: stream.
+#: What a producer may name: the columns of the specification and the options, but no order and no place in a
+#: stream. In those of the engine the tables take only their defaults (``schema/producer_columns.sql``).
 _EVENT: Final = (
     "id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,"
     " causation_id, published_at, publish_attempts, publish_error, partition_key, topic, headers, available_at,"
@@ -82,6 +82,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_count_reopened": Rights(),
     "relay_refuse_future_event": Rights(),
     "relay_raise_alert": Rights(),
+    "relay_refuse_engine_columns": Rights(),
     "relay_lock_outbox": _CALLED,
     "relay_take_outbox_locks": _CALLED,
     "relay_limit_wait": _CALLED,

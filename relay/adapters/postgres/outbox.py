@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,18 +14,26 @@ from uuid import UUID
 import psycopg
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.failures import migrated
+from relay.adapters.postgres.failures import about_rows, migrated
 from relay.adapters.postgres.low_water import NO_LANE, NONE, SEARCH_LIMITS, Epoch, LowWaterMarks, SearchLimits
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
+from relay.adapters.postgres.unsettled import UnsettledRows
 from relay.domain.errors import NotPublishable
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
-#: Errors about a single row, for example from a constraint or a trigger. The database itself is healthy.
-_ROW_ERRORS: Final = (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.RaiseException)
-#: For how long a row whose result cannot be recorded is left alone, in seconds.
-_LEFT_ALONE_S: Final = 3600.0
+#: The largest event that is read, in bytes, while the server's limit is not known.
+LARGEST: Final = 64 * 1024**2
+#: For how long events are looked at before they are unpacked, after one that could not be, in seconds.
+_WARY_S: Final = 60.0
+#: What PostgreSQL says of an event that it cannot unpack, or not in time.
+_NOT_SHOWN: Final = (
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.StatementTooComplex,
+    psycopg.errors.OutOfMemory,
+    psycopg.errors.QueryCanceled,
+)
 #: The most rows that a claim may have.
 _MAX_ROWS: Final = 1_000
 #: After this many seconds, the idle time-out of a claim is restarted.
@@ -33,19 +41,31 @@ _RESTART_AFTER_S: Final = 0.5
 
 
 @dataclass(slots=True)
+class _Unpacking:
+    """What a process knows of events that are too large. ``largest``: see `PostgresOutboxAdapter`.
+
+    ``wary_until``: until then no event is unpacked unseen, because one could not be.
+    """
+
+    largest: Callable[[], int] = lambda: LARGEST
+    wary_until: float = 0.0
+
+
+@dataclass(slots=True)
 class _OutboxClaim:
     """The rows of one open claim transaction, and the writes that settle them.
 
-    ``unsettled``: rows whose result cannot be recorded, and until when each is not claimed again.
+    ``unsettled``: gets the rows whose result cannot be recorded.
     """
 
     conn: Connection
-    unsettled: dict[str, float]
+    unsettled: UnsettledRows
     lanes: Sequence[int] = ()
     rows: Sequence[OutboxRow] = field(default_factory=list)
     busy: Collection[int] = ()
     more: bool = False
     begun: float = field(default_factory=time.monotonic)
+    unpacking: _Unpacking = field(default_factory=_Unpacking)
 
     async def keep(self) -> None:
         """Restart the idle time-out of the claim, unless it began just now."""
@@ -58,38 +78,54 @@ class _OutboxClaim:
             return {}
         try:
             return await self._mark(acks)
-        except _ROW_ERRORS:
+        except psycopg.Error as error:
+            if not about_rows(error):
+                raise
             # The rollback loses only the locks.
             await self.conn.rollback()
             await self.conn.execute(statement("outbox/begin_claim"))
             marked: dict[str, datetime | str] = {}
 
-            async def mark(id: str) -> None:
-                marked.update(await self._mark({id: acks[id]}))
+            async def mark(ids: Sequence[str]) -> None:
+                marked.update(await self._mark({id: acks[id] for id in ids}))
 
-            return marked | await self._apart(acks, mark)
+            return marked | await self._apart(list(acks), mark, error)
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
         if not failures:
             return
-        try:
-            async with self.conn.transaction():
-                await self._fail(failures)
-        except _ROW_ERRORS:
-            by_id = {failure.id: failure for failure in failures}
-            until = time.monotonic() + _LEFT_ALONE_S
-            self.unsettled |= dict.fromkeys(await self._apart(by_id, lambda id: self._fail([by_id[id]])), until)
+        by_id = {failure.id: failure for failure in failures}
 
-    async def _apart(self, ids: Iterable[str], settle: Callable[[str], Awaitable[None]]) -> dict[str, str]:
-        """Settle rows one by one. Returns the rows that failed, with a reason that shows no content."""
-        refused = {}
-        for id in ids:
+        async def fail(ids: Sequence[str]) -> None:
+            await self._fail([by_id[id] for id in ids])
+
+        self.unsettled.note(await self._apart(list(by_id), fail))
+
+    async def _apart(
+        self,
+        ids: Sequence[str],
+        settle: Callable[[Sequence[str]], Awaitable[None]],
+        known: psycopg.Error | None = None,
+    ) -> dict[str, str]:
+        """Settle rows together; if that fails, each half by itself. Returns the rows that failed, with a reason.
+
+        ``known``: with what settling them together has failed already. A reason shows no content.
+        """
+        error = known
+        if error is None:
             try:
                 async with self.conn.transaction():
-                    await settle(id)
-            except _ROW_ERRORS as error:
-                refused[id] = f"{error.diag.constraint_name or type(error).__name__} ({error.sqlstate})"
-        return refused
+                    await settle(ids)
+            except psycopg.Error as raised:
+                if not about_rows(raised):
+                    raise
+                error = raised
+            else:
+                return {}
+        if len(ids) == 1:
+            return {ids[0]: f"{error.diag.constraint_name or type(error).__name__} ({error.sqlstate})"}
+        middle = len(ids) // 2
+        return await self._apart(ids[:middle], settle) | await self._apart(ids[middle:], settle)
 
     async def _mark(self, acks: Mapping[str, Published]) -> dict[str, datetime]:
         [(at,)] = await query(
@@ -118,16 +154,23 @@ class PostgresOutboxAdapter:
     """Claims by row locks under lane locks; the transaction is the lease (DESIGN §5).
 
     ``dead_head_blocks``: whether a dead event holds back the later ones of its key. ``search``: when
-    low-water marks are searched for.
+    low-water marks are searched for. ``largest``: the largest message that the broker takes, in bytes. A larger
+    event comes without its payload.
     """
 
     def __init__(
-        self, pool: Pool, *, dead_head_blocks: bool = False, search: SearchLimits = SEARCH_LIMITS
+        self,
+        pool: Pool,
+        *,
+        dead_head_blocks: bool = False,
+        search: SearchLimits = SEARCH_LIMITS,
+        largest: Callable[[], int] = lambda: LARGEST,
     ) -> None:
         self._pool = pool
+        self._unpacking = _Unpacking(largest)
         self._dead_head_blocks = dead_head_blocks
         self._marks = LowWaterMarks(search)
-        self._unsettled: dict[str, float] = {}
+        self._unsettled = UnsettledRows()
         #: How many rows a claim asks for at most. With large rows, about as many as a claim may take.
         self._most = _MAX_ROWS
 
@@ -135,14 +178,14 @@ class PostgresOutboxAdapter:
     async def find_unpublished(
         self, lanes: Sequence[int], limit: int, max_bytes: int
     ) -> AsyncIterator[_OutboxClaim]:
-        async with _claim(self._pool, self._unsettled) as claim:
+        async with _claim(self._pool, self._unsettled, self._unpacking) as claim:
             limit = min(limit, self._most)
             found = await self._take(claim, lanes, limit)
             if found is None:
                 claim.more = True
             else:
                 # The last columns: the event's lane, the share of a lane, and how often events were reopened.
-                rows = self._to_settle([OutboxRow._make(row[:-3]) for row in found])
+                rows = [OutboxRow._make(row[:-3]) for row in found]
                 claim.rows = await _within(claim, rows, max_bytes)
                 cut = len(claim.rows) < len(rows)
                 self._most = 2 * len(claim.rows) if cut else min(4 * limit, _MAX_ROWS)
@@ -151,15 +194,6 @@ class PostgresOutboxAdapter:
                     len(found) >= limit or cut or any(claim.busy[row[-3]] >= row[-2] for row in found)
                 )
             yield claim
-
-    def _to_settle(self, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """Leave out rows that could not be settled lately: it would be useless to send them again."""
-        if not self._unsettled:
-            return rows
-        now = time.monotonic()
-        for id in [id for id, until in self._unsettled.items() if until <= now]:
-            del self._unsettled[id]
-        return [row for row in rows if row.id not in self._unsettled]
 
     async def _take(
         self, claim: _OutboxClaim, lanes: Sequence[int], limit: int
@@ -186,6 +220,7 @@ class PostgresOutboxAdapter:
             "marks": marks,
             "limit": limit,
             "dead_head_blocks": self._dead_head_blocks,
+            "apart": self._unsettled.ids(),
         }
         begun = claim.begun = time.monotonic()
         try:
@@ -199,7 +234,7 @@ class PostgresOutboxAdapter:
 
     @asynccontextmanager
     async def find_one(self, event_id: UUID) -> AsyncIterator[_OutboxClaim]:
-        async with _claim(self._pool, {}) as claim:
+        async with _claim(self._pool, UnsettledRows(), self._unpacking) as claim:
             try:
                 with migrated():
                     await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
@@ -233,25 +268,34 @@ async def _within(claim: _OutboxClaim, rows: Sequence[OutboxRow], max_bytes: int
 async def _fetch(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int) -> list[OutboxRow]:
     """Fetch large rows in this order, at least one. A row that PostgreSQL cannot render has no payload."""
     for some in (ids, ids[:1]):
-        with suppress(psycopg.errors.ProgramLimitExceeded, psycopg.errors.QueryCanceled):
+        with suppress(*_NOT_SHOWN):
             async with claim.conn.transaction():
                 return await _read(claim, some, max_bytes, readable=True)
+        claim.unpacking.wary_until = time.monotonic() + _WARY_S
     return await _read(claim, ids[:1], max_bytes, readable=False)
 
 
 async def _read(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int, *, readable: bool) -> list[OutboxRow]:
-    claim.begun = time.monotonic()
-    terms = {"ids": array.of_plain(ids), "bytes": max_bytes, "readable": readable}
+    begun = claim.begun = time.monotonic()
+    terms = {
+        "ids": array.of_plain(ids),
+        "bytes": max_bytes,
+        "largest": claim.unpacking.largest(),
+        "wary": begun < claim.unpacking.wary_until,
+        "readable": readable,
+    }
     return [OutboxRow._make(row) for row in await query(claim.conn, "outbox/large", **terms)]
 
 
 @asynccontextmanager
-async def _claim(pool: Pool, unsettled: dict[str, float]) -> AsyncIterator[_OutboxClaim]:
+async def _claim(pool: Pool, unsettled: UnsettledRows, unpacking: _Unpacking) -> AsyncIterator[_OutboxClaim]:
     """Open the claim transaction, commit it on the way out, roll it back on an exception."""
     async with pool.connection() as conn:
         await conn.execute(statement("outbox/begin_claim"))
         try:
-            yield _OutboxClaim(conn, unsettled)
+            claim = _OutboxClaim(conn, unsettled)
+            claim.unpacking = unpacking
+            yield claim
         except BaseException:
             await _rollback(conn)
             raise

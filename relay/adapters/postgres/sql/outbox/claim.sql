@@ -6,6 +6,8 @@
 -- Each search follows the order of its index, so that the planner does not choose one that reads far more. OFFSET
 -- 0 keeps a subquery from being merged into the rest.
 --
+-- Events that this process could not settle lately are left out: they would take the places of others.
+--
 -- Usually no event has failed. Then failed events are not searched.
 WITH failed AS MATERIALIZED (
     SELECT EXISTS (
@@ -85,6 +87,7 @@ ready AS (
           AND relay_lane(e.partition_key) = key_range.lane
           AND e.seq >= key_range.first_seq AND e.seq < key_range.end_seq
           AND hashtextextended(e.partition_key, 0) BETWEEN key_range.low AND key_range.high
+          AND e.id NOT IN (SELECT unnest(%(apart)s::uuid[]))
           AND (key_range.lane = -1 OR NOT (SELECT failed.some FROM failed) OR NOT EXISTS (
               SELECT FROM relay_is_held_back(e.partition_key, e.seq, e.generation, %(dead_head_blocks)s)))
         ORDER BY e.seq
@@ -98,6 +101,7 @@ due AS (
     FROM outbox_events AS e
     WHERE e.published_at IS NULL AND e.dead_at IS NULL AND e.available_at <= now()
       AND relay_lane(e.partition_key) = ANY (%(lanes)s::int[] || -1)
+      AND e.id NOT IN (SELECT unnest(%(apart)s::uuid[]))
       AND (e.partition_key = '' OR NOT EXISTS (
           SELECT FROM relay_is_held_back(e.partition_key, e.seq, e.generation, %(dead_head_blocks)s)))
     ORDER BY e.available_at
@@ -112,7 +116,7 @@ skipped AS (
     SELECT e.partition_key, min(e.seq) AS seq
     FROM (SELECT range_id AS id, max(seq) AS last_seq FROM ready GROUP BY range_id) AS taken
     JOIN key_range USING (id), LATERAL (
-        SELECT e.partition_key, e.seq
+        SELECT e.id, e.partition_key, e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL AND e.dead_at IS NULL AND e.available_at IS NULL
           AND relay_lane(e.partition_key) = key_range.lane
@@ -122,11 +126,13 @@ skipped AS (
         OFFSET 0) AS e
     WHERE key_range.lane >= 0
       AND e.seq NOT IN (SELECT seq FROM ready)
+      AND e.id NOT IN (SELECT unnest(%(apart)s::uuid[]))
       AND e.partition_key IN (SELECT partition_key FROM claimed)
     GROUP BY e.partition_key
 )
 -- Only small events that are stored uncompressed are shown. The size of any other is not known before it is
--- unpacked: outbox/large fetches as many of those as a claim may hold.
+-- unpacked: outbox/large fetches as many of those as a claim may hold. A number of twelve bytes may have a hundred
+-- thousand digits. So after a quarter of a second nothing is unpacked here.
 SELECT id::text, shown.event_type, event_version, shown.payload,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, shown.partition_key, shown.topic, shown.headers,
@@ -141,7 +147,9 @@ FROM claimed LEFT JOIN LATERAL (
       AND pg_column_size(claimed.payload) + pg_column_size(claimed.headers) + octet_length(claimed.event_type)
           + octet_length(claimed.partition_key) + coalesce(octet_length(claimed.topic), 0)
           + coalesce(octet_length(claimed.stream), 0) + coalesce(pg_column_size(claimed.originals), 0) <= 2000
-    OFFSET 0) AS shown ON octet_length(shown.payload) <= 20000
+      AND clock_timestamp() < statement_timestamp() + interval '250 milliseconds'
+    OFFSET 0) AS shown ON octet_length(shown.payload) <= 20000 AND octet_length(shown.headers) <= 20000
+                          AND coalesce(octet_length(shown.originals), 0) <= 20000
 WHERE NOT EXISTS (
     SELECT FROM skipped WHERE skipped.partition_key = claimed.partition_key AND skipped.seq < claimed.seq)
 ORDER BY seq

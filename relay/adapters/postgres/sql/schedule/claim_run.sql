@@ -1,7 +1,7 @@
 -- Claim a run, unless another worker has it or an earlier run of the job is still running.
 UPDATE scheduled_runs AS run
 SET state = 'started',
-    attempts = attempts + 1,
+    attempts = least(attempts, 2147483646) + 1,
     who = %(who)s,
     started_at = clock_timestamp(),
     claim_token = %(token)s,

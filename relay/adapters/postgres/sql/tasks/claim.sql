@@ -9,7 +9,7 @@ SET status = 'delivered',
     started_at = clock_timestamp(),
     claim_token = %(token)s,
     claimed_until = clock_timestamp() + %(lease)s,
-    attempts = attempts + 1,
+    attempts = least(attempts, 2147483646) + 1,
     waits_for = NULL
 FROM relaxed
 WHERE id = %(id)s

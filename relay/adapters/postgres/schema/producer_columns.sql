@@ -1,0 +1,61 @@
+-- Producers own their columns only. What the engine keeps in a row begins as it does for every new row, whoever inserts
+-- it, also the owner of the tables: a row that says that it has failed would hold back its key for ever.
+--
+-- Rows that are over may come back with what they were: from the archive, from a stream, from a dump. Whoever may UPDATE
+-- the table may insert those, and any row after `SET relay.restoring = on`. A producer may insert an event that is over
+-- by the view of MicroDAO, which always names topic and stream.
+--
+-- The conditions of the triggers are all that an ordinary insert pays. The times are those that every client can read.
+CREATE FUNCTION relay_refuse_engine_columns() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  row CONSTANT JSONB := to_jsonb(NEW) - 'payload';
+  engine CONSTANT JSONB := CASE TG_TABLE_NAME
+    WHEN 'outbox_events' THEN '{"published_at": null, "publish_attempts": 0, "publish_error": null, "dead_at": null,
+      "published_stream": null, "published_seq": null, "published_duplicate": null, "generation": 0}'
+    ELSE '{"status": "pending", "attempts": 0, "last_error": null, "delivered_at": null, "enqueued_at": null,
+      "next_attempt_at": null, "waits_for": null, "started_at": null, "claim_token": null, "claimed_until": null,
+      "finished_at": null}' END;
+  over CONSTANT BOOLEAN := coalesce(row ->> 'published_at', row ->> 'dead_at', row ->> 'finished_at') IS NOT NULL;
+  wrong TEXT;
+BEGIN
+  SELECT min(given.key) INTO wrong
+  FROM jsonb_each(row) AS given JOIN jsonb_each(engine) AS initial USING (key)
+  WHERE given.value <> initial.value;
+  IF wrong IS NULL THEN
+    wrong := CASE TG_TABLE_NAME WHEN 'outbox_events' THEN 'available_at' ELSE 'available_at or created_at' END;
+    RAISE check_violation USING
+      MESSAGE = 'new row for relation "' || TG_TABLE_NAME || '" violates check constraint "' || TG_NAME || '"',
+      DETAIL = wrong || ' is infinite, or outside of the years 1 to 9999',
+      HINT = 'leave it out, or give a time that comes', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+      CONSTRAINT = TG_NAME;
+  ELSIF has_table_privilege(TG_RELID, 'UPDATE')
+        AND (over OR lower(current_setting('relay.restoring', true)) IN ('on', 'true', '1')) THEN
+    RETURN NEW;
+  ELSIF row ->> 'topic' IS NOT NULL AND row ->> 'stream' IS NOT NULL
+        AND row @> (engine - '{published_at,dead_at,publish_error}'::text[]) THEN
+    RETURN NEW;
+  END IF;
+  RAISE check_violation USING
+    MESSAGE = 'new row for relation "' || TG_TABLE_NAME || '" violates check constraint "' || TG_NAME || '"',
+    DETAIL = wrong || ' belongs to the relay, and a new row has its default there',
+    HINT = 'leave it out; to put back rows of a dump, the owner of the table may SET relay.restoring = on',
+    SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, COLUMN = wrong, CONSTRAINT = TG_NAME;
+END $$;
+
+CREATE TRIGGER chk_outbox_producer BEFORE INSERT ON outbox_events
+  FOR EACH ROW WHEN (
+    NEW.publish_attempts <> 0 OR NEW.generation <> 0
+    OR num_nonnulls(NEW.published_at, NEW.publish_error, NEW.dead_at, NEW.published_stream, NEW.published_seq,
+                    NEW.published_duplicate) > 0
+    OR NEW.available_at < '0001-01-02 00:00+00' OR NEW.available_at >= '9999-12-31 00:00+00')
+  EXECUTE FUNCTION relay_refuse_engine_columns();
+
+CREATE TRIGGER chk_task_producer BEFORE INSERT ON task_outbox
+  FOR EACH ROW WHEN (
+    NEW.status <> 'pending' OR NEW.attempts <> 0
+    OR num_nonnulls(NEW.last_error, NEW.delivered_at, NEW.enqueued_at, NEW.next_attempt_at, NEW.waits_for,
+                    NEW.started_at, NEW.claim_token, NEW.claimed_until, NEW.finished_at) > 0
+    OR NEW.available_at < '0001-01-02 00:00+00' OR NEW.available_at >= '9999-12-31 00:00+00'
+    OR NEW.created_at < '0001-01-02 00:00+00' OR NEW.created_at >= '9999-12-31 00:00+00')
+  EXECUTE FUNCTION relay_refuse_engine_columns();
