@@ -48,6 +48,12 @@ _ALIASES: Final[dict[str, KeyPath]] = {
 }
 _SERVERS: Final = {*_ALIASES, "DATABASE_URL", "RELAY_NATS_URL", "RELAY_REDIS_URL"}
 _STEERING: Final = {CONFIG_VARIABLE, OWN_SERVERS}
+#: Passwords that the servers are set up with, by deploy/. They may be in the environment of `relay`, too.
+_FOR_SERVERS: Final = {
+    f"RELAY_{name}PASSWORD{end}"
+    for name in ("", "OWNER_", "NATS_", "NATS_ADMIN_", "REDIS_")
+    for end in ("", "_FILE")
+}
 #: Variable → (key of a stream, whether it also applies to the DLQ stream). Dead letters have their own retention.
 _STREAM_DEFAULTS: Final = {
     "NATS_MESSAGE_TTL_SECS": ("max_age", False),
@@ -280,7 +286,9 @@ def _of_variables(environ: Mapping[str, str], written: _Entries, read: Sources) 
     found = _Entries()
     declared = _tables(written, "contexts")
     for variable in sorted(environ):
-        if not variable.startswith(PREFIX) or variable in _STEERING or _NOT_OURS.fullmatch(variable):
+        if not variable.startswith(PREFIX) or variable in _STEERING | _FOR_SERVERS:
+            continue
+        if _NOT_OURS.fullmatch(variable):
             continue
         path, origin = _path_of(variable, written), f"env {variable}"
         if declared and path[0] == "contexts" and len(path) > 2 and path[1] not in declared:
