@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class DatabaseDetails:
     ``pooler``: what is between us and the server: "" for nothing, "transaction" for a pooler that changes the
     session between transactions, "pooler" for another. ``hidden``: how many sessions of others cannot be seen.
     ``lacking``: rights that our role needs and does not have. ``leader``: the scheduler that leads, if one does.
-    ``paused``: cron jobs that an operator has paused.
+    ``paused``: cron jobs that an operator has paused. ``role``: ours.
     """
 
     state: DatabaseState
@@ -101,12 +102,13 @@ class DatabaseDetails:
     lacking: Sequence[str] = ()
     leader: str | None = None
     paused: Sequence[str] = ()
+    role: str = "ROLE"
 
 
 async def look(url: str) -> DatabaseState:
     """Ask what `relay health` asks. Raises DatabaseUnreachable."""
     async with await _connect(url) as conn:
-        with reached(), _allowed():
+        with reached(), _allowed(conn.info.user):
             return await _state(conn)
 
 
@@ -124,17 +126,22 @@ async def look_closely(url: str, *, idle: timedelta = _IDLE, old: timedelta = _O
     ``idle``, ``old``: from how long on an idle session in a transaction, and a transaction, are reported.
     """
     async with await _connect(url) as conn:
-        with reached(), _allowed():
+        with reached(), _allowed(conn.info.user):
             return await _details(conn, url, idle, old)
 
 
 @contextmanager
-def _allowed() -> Iterator[None]:
+def _allowed(role: str) -> Iterator[None]:
     """Turn a missing right into ConfigurationError."""
     try:
         yield
     except InsufficientPrivilege as error:
-        raise ConfigurationError(first_line(error), hint="run as the owner: relay db grant") from error
+        raise ConfigurationError(first_line(error), hint=granting(role)) from error
+
+
+def granting(role: str) -> str:
+    """What gives a role of the fleet its rights."""
+    return f"run as the owner: relay db grant --relay {shlex.quote(role)}"
 
 
 async def _connect(url: str) -> Connection:
@@ -176,6 +183,7 @@ async def _details(conn: Connection, url: str, idle: timedelta, old: timedelta) 
     pairs = [(table, privilege) for table, privileges in wanted.items() for privilege in privileges]
     sessions = await query(conn, "server/sessions", longer=idle)
     return DatabaseDetails(
+        role=conn.info.user,
         state=await _state(conn),
         pooler=await _pooler(conn, url),
         idle=[IdleSession(*row[:3]) for row in sessions if row[1]],

@@ -80,7 +80,7 @@ CREATE OR REPLACE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE object_not_in_prerequisite_state USING
     MESSAGE = TG_TABLE_SCHEMA || '.' || TG_TABLE_NAME || ' takes INSERT and SELECT only, no ' || TG_OP,
-    HINT = 'the relay marks its events as processed and archives them; `relay outbox` tries failed ones again',
+    HINT = 'the relay marks its events as processed and archives them; `relay outbox retry` retries failed ones',
     SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
 END $$;
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from relay.adapters.postgres.inspection import DatabaseDetails, DatabaseState
+from relay.adapters.postgres.inspection import DatabaseDetails, DatabaseState, granting
 from relay.domain.backlogs import Brake, FullInbox
 from relay.domain.findings import Finding, error, unknown, warning
 
@@ -87,7 +87,7 @@ def rights(place: str, details: DatabaseDetails) -> Iterator[Finding]:
     if details.lacking:
         first = ", ".join(details.lacking[:4])
         more = f" and {len(details.lacking) - 4} more" if len(details.lacking) > 4 else ""
-        yield error("RIGHTS_MISSING", place, f"the role lacks {first}{more}", "run as the owner: relay db grant")
+        yield error("RIGHTS_MISSING", place, f"the role lacks {first}{more}", granting(details.role))
 
 
 def vacuum(place: str, details: DatabaseDetails) -> Iterator[Finding]:
