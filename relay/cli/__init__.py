@@ -26,7 +26,7 @@ _COMMANDS: Final = (
 )
 _GROUPS: Final = (
     *("db", "streams", "fleet", "handler", "dlq", "outbox", "inbox", "parked", "schedule", "tasks", "queues"),
-    *("archive", "schema"),
+    *("archive", "audit", "schema"),
 )
 #: Errors of writing to a file or pipe that the shell has opened. We expect no other error without a path.
 _OUTPUT_FAILS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE}

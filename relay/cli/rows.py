@@ -52,7 +52,8 @@ from relay.settings import ContextSettings, load_settings
 #: Called with what was done, before the answer is printed.
 After: TypeAlias = Callable[[ContextSettings, Outcome], object]
 MakeAfter: TypeAlias = Callable[[dict[str, Any]], After | None]
-_LISTING: Final[Options] = {
+#: Options of each list.
+LISTING: Final[Options] = {
     "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="How many to show, the newest first.")], 50),
     "context": (ContextOption, None),
     "as_json": (JsonOption, False),
@@ -327,7 +328,7 @@ def _list(rows: RowCommands) -> Callable[..., None]:
         ),
     }
 
-    @with_options(states | _LISTING | rows.filters)
+    @with_options(states | LISTING | rows.filters)
     def list_(*, options: dict[str, Any]) -> None:
         named = [it.value for it in options["status"]]
         rows.list(options, kind.states if options["everything"] else named or kind.urgent)

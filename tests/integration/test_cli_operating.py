@@ -38,6 +38,8 @@ handler = "http://127.0.0.1:9/handle"
 [contexts.quiet]
 """
 
+SEA = ("--context", "sea")
+
 
 @pytest.fixture
 async def desk(database_url: str, nats_server: NatsServer) -> AsyncIterator[Desk]:
@@ -165,6 +167,31 @@ async def test_list_shows_open_ones_of_all_contexts_and_says_which_did_not_answe
     assert (found["status"], found["note"], found["closed_by"]) == ("resolved", "sent by hand", getpass.getuser())
     assert shell.json("dlq", "list", "--status", "resolved", "--class", "poison", *sea) == [found]
     assert shell.json("dlq", "list", "--all", "--class", "deterministic", *sea) == []
+
+
+async def test_the_audit_log_is_listed_as_the_other_rows_are(desk: Desk, shell: Shell) -> None:
+    ids = [(await desk.incident())[1] for _ in range(5)]
+    shell("dlq", "requeue", str(ids[0]), "--actor", "bob", "--note", "mended")
+    shell("dlq", "discard", *map(str, ids[1:]), "--actor", "ann", "--note", "of a test", "--yes")
+    newest, oldest = shell.json("audit", "list", *SEA)
+    assert (newest["action"], newest["actor"], newest["count"], newest["note"]) == (
+        "dlq.discard",
+        "ann",
+        4,
+        "of a test",
+    )
+    assert sorted(newest["ids"]) == sorted(map(str, ids[1:]))
+    for narrowed in (["--actor", "bob"], ["--action", "dlq.requeue"], ["--id", str(ids[0])]):
+        assert shell.json("audit", "list", *narrowed, *SEA) == [oldest]
+    assert shell.json("audit", "list", "--limit", "1", *SEA) == [newest]
+    assert shell.json("audit", "list", "--since", "1h", *SEA) == [newest, oldest]
+    assert shell.json("audit", "list", "--since", "2099-01-01", *SEA) == []
+    assert "No entries" in shell("audit", "list", "--actor", "eve", *SEA)
+    shown = shell("audit", "list", "--columns", "who,action,rows,which", *SEA)
+    assert re.search(r"ann +dlq.discard +4 ", shown)
+    assert "…" in shown
+    assert "DATABASE_UNREACHABLE" in shell("audit", "list", "--json", "--context", "quiet", status=1)
+    assert "dlq.discard" in shell("audit", status=1)  # for the context quiet does not answer
 
 
 async def test_requeue_by_id_needs_no_confirmation_and_names_its_operator(desk: Desk, shell: Shell) -> None:

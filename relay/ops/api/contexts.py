@@ -14,7 +14,7 @@ from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import PROBLEMS, Asked, InContext, answered, outcome_of
 from relay.ops.api.models import Number, OutcomeOut, Text
-from relay.ops.kinds import JOBS, PARKED
+from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
     ListParked,
     PauseJob,
@@ -129,9 +129,8 @@ async def _resume_job(ops: Asked, caller: Operating, context: InContext, name: T
     return json_response({"name": name, "paused": False})
 
 
-@router.get("/audit", response_model=list[dict[str, Any]])
-async def read_audit(
+@router.get("/audit", response_model=list[dict[str, Any]], name="read_audit", description=AUDIT.listing)
+async def _read_audit(
     ops: Asked, _: Reading, context: InContext, asked: Annotated[AuditAsked, Query()]
 ) -> Response:
-    """List who did what to which rows, when and why, the newest first."""
     return as_response(await ops.queries.ask_async(ReadAudit(context=context, **asked.model_dump())))

@@ -19,7 +19,7 @@ from relay.ops.api.models import Text
 from relay.ops.console.confirmation import Confirmation, note_of
 from relay.ops.console.forms import Form, Pairs, read
 from relay.ops.console.render import page
-from relay.ops.kinds import JOBS, PARKED
+from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
     ListParked,
     PauseJob,
@@ -147,4 +147,4 @@ async def audit(request: Request, ops: Asked, _: Reading, context: InContext) ->
     asked = read(AuditAsked, request.query_params.multi_items())
     found = (await ops.queries.ask_async(ReadAudit(context=context, **asked.model_dump()))).unwrap()
     following = found[-1]["id"] if len(found) == asked.limit else None
-    return page(request, "audit.html", context=context, rows=found, following=following)
+    return page(request, "audit.html", kind=AUDIT, context=context, rows=found, following=following)

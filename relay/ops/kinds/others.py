@@ -76,6 +76,32 @@ JOBS: Final = Listing(
         ),
     ),
 )
+#: In the console it has no actions and no page of a row.
+AUDIT: Final = Listing(
+    path="audit",
+    command="audit",
+    title="Audit log",
+    one="entry",
+    many="entries",
+    listing="List who did what to which rows, when and why, the newest first.",
+    filters=(
+        Filter(name="actor", label="Who", meaning="Who did it"),
+        Filter(name="action", label="Action", meaning="What was done", hint="dlq.requeue"),
+        Filter(name="id", label="Row", meaning="The id of a row to which it was done", form="text"),
+        Filter(name="since", label="Since", meaning="Only entries since", form="time", how="90m, or a time"),
+    ),
+    columns=(
+        Column(name="id", label="No.", show="number"),
+        Column(name="at", label="When", show="time", typed="when"),
+        Column(name="actor", label="Who", typed="who"),
+        Column(name="action", label="Action", show="code"),
+        Column(name="count", label="Rows", show="number", typed="rows"),
+        Column(name="ids", label="Which", typed="which"),
+        Column(name="note", label="Why", typed="why"),
+    ),
+    table=("at", "actor", "action", "count", "ids", "note"),
+    actions=(),
+)
 #: Its columns are those of a batch, its filters those of the rows in the files.
 ARCHIVED: Final = Listing(
     path="archive",

@@ -1,0 +1,55 @@
+"""`relay audit`: what operators did, from the command line, the API and the console."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+import typer
+
+from relay.cli.options import Options, query_context, visiting_contexts, with_options
+from relay.cli.rows import LISTING, filter_options, filter_values, view_of
+from relay.cli.tables import print_rows
+from relay.ops.kinds import AUDIT
+from relay.ops.requests import ReadAudit
+from relay.settings import ContextSettings
+
+app = typer.Typer(help="What operators did: list.", invoke_without_command=True)
+
+_VIEW: Final = view_of(AUDIT, lead=4)
+_OPTIONS: Final[Options] = {**filter_options(AUDIT), **LISTING}
+_SHOWN_IDS: Final = 3
+
+
+@app.callback()
+def _bare(called: typer.Context) -> None:
+    """List the newest, unless a command follows."""
+    if called.invoked_subcommand is None:
+        app(["list"])
+
+
+@app.command("list", help=f"{AUDIT.listing} Status 1 if a database does not answer.")
+@with_options(_OPTIONS)
+def _list(*, options: dict[str, Any]) -> None:
+    view, wanted = _VIEW.choose(options["columns"]), filter_values(AUDIT, options)
+    with visiting_contexts(options["context"], partial(_find, wanted, options["limit"])) as found:
+        rows = [{"context": name, **row} for name, entries in found.items() for row in entries]
+        if options["as_json"]:
+            found.print_json(rows)
+            return
+        if rows:
+            print_rows(view, [{**row, "ids": _short(row["ids"])} for row in rows], wide=options["wide"])
+        elif found:
+            print(f"No entries of the audit log in {', '.join(found)}.")
+        if found.failed:
+            print(found.unread())
+
+
+def _find(wanted: dict[str, Any], limit: int, settings: ContextSettings) -> Any:
+    query = ReadAudit(context=settings.name, **wanted, limit=limit)
+    return asyncio.run(query_context(settings, query))
+
+
+def _short(ids: list[str]) -> str:
+    return ", ".join(ids[:_SHOWN_IDS]) + (", …" if len(ids) > _SHOWN_IDS else "")
