@@ -38,7 +38,7 @@ from relay.domain.routing import Routing
 from relay.domain.subject import MAX_SUBJECT_CHARS, check_token
 from relay.domain.traceparent import TRACEPARENT, Trace, find
 from relay.events import AGGREGATE, Event, as_event, plain
-from relay.settings import declared_contexts
+from relay.settings import declared_contexts, declared_topics
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
 
@@ -53,7 +53,8 @@ class Outbox:
 
     ``context``: its name as in relay.toml, the beginning of its subjects. The target, not the name, chooses the
     database. A name that an existing relay.toml (``RELAY_CONFIG``, or in the working directory) does not declare
-    is refused with UnknownContext, unless ``undeclared`` is true. ``schema``: where its tables are; by default the
+    is refused with UnknownContext, unless ``undeclared`` is true. A topic that is none of its streams or routes is
+    refused with ForeignSubject. ``schema``: where its tables are; by default the
     search_path of the target finds them. ``max_payload``: the broker's limit in bytes for a whole message; 1 MiB.
 
     The outbox never commits, and nothing is published before the caller's transaction does. Events of a SQLAlchemy
@@ -70,10 +71,9 @@ class Outbox:
         undeclared: bool = False,
     ) -> None:
         self.context = check_token(context, "context")
-        if not undeclared:
-            _check_declared(context)
+        topics = None if undeclared else _declared(context)
         self._schema = check_schema(schema)
-        self._routing = Routing(context=context)
+        self._routing = Routing(context=context, streams={} if topics is None else {"": topics})
         self._max_payload = max_payload
         # A payload shorter than this always fits: no character takes more bytes than _MAX_CHAR_BYTES.
         self._surely_fits = (max_payload - 2 * WIRE_RESERVE_BYTES - _MAX_OVERHEAD_BYTES) // _MAX_CHAR_BYTES
@@ -158,15 +158,19 @@ class Outbox:
         check_size(len(row.payload.encode()) + zeros + around, self._max_payload)
 
 
-def _check_declared(context: str) -> None:
+def _declared(context: str) -> Sequence[str] | None:
+    """The patterns of topics of a context; None if they are not known. Raises UnknownContext."""
     declared = declared_contexts()
-    if declared is not None and context not in declared[1]:
+    if declared is None:
+        return None
+    if context not in declared[1]:
         path, names = declared
         raise UnknownContext(
             f"{path} declares no context {context!r}",
             field="context",
             hint=f"it declares {', '.join(sorted(names))}; undeclared=True allows those of another configuration",
         )
+    return declared_topics(context)
 
 
 def _acting(actor: Actor, headers: Mapping[str, str]) -> Mapping[str, str]:

@@ -5,6 +5,7 @@
     ├── InvalidEvent            INVALID_OUTBOX
     │   ├── FutureEvent         FUTURE_EVENT
     │   ├── InvalidSubject      INVALID_SUBJECT
+    │   │   └── ForeignSubject  FOREIGN_SUBJECT
     │   ├── InvalidPayload      INVALID_PAYLOAD
     │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
     │   ├── InvalidHeader       INVALID_HEADER
@@ -129,6 +130,12 @@ class InvalidSubject(InvalidEvent):
     """A subject, or a part of one, is not allowed on the wire."""
 
     code = "INVALID_SUBJECT"
+
+
+class ForeignSubject(InvalidSubject):
+    """A topic is no subject of the context's own streams, and no route of the context declares it."""
+
+    code = "FOREIGN_SUBJECT"
 
 
 class InvalidPayload(InvalidEvent):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from relay.domain.errors import InvalidSubject
-from relay.domain.subject import MAX_SUBJECT_CHARS, EventSubject, check_event_subject
+from relay.domain.errors import ForeignSubject, InvalidSubject
+from relay.domain.subject import MAX_SUBJECT_CHARS, EventSubject, check_event_subject, command_name
 
 #: The header that names a stream. If another stream would store the message, JetStream refuses it.
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
@@ -63,6 +63,11 @@ class Routing:
     ``routes``: the first row that fits an event decides. ``template``: makes the subject of an event without a
     topic that no row fits, from {context}, {name} and {version}. ``streams``: the subject patterns of each stream,
     by the stream's name. ``unconfirmed``: the patterns of streams that confirm nothing: no event may go there.
+    ``letters``: the patterns of the stream of dead letters: no event may go there either.
+
+    A producer may have no right but INSERT, and the fleet publishes what it writes. So a topic goes only to the
+    context's own streams and where a row of the table says, apart from commands, which are for other contexts.
+    Without ``streams`` nothing is known of that, and any topic may leave.
     """
 
     context: str
@@ -70,8 +75,9 @@ class Routing:
     streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     routes: Sequence[Route] = ()
     unconfirmed: Sequence[str] = ()
+    letters: Sequence[str] = ()
     #: Where an event of this type, version and topic goes. Cached, because a context has few kinds of events.
-    #: Raises InvalidSubject, which is not cached.
+    #: Raises InvalidSubject and ForeignSubject, which are not cached.
     destination: Callable[[str, int, str | None], Destination] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,11 +107,24 @@ class Routing:
         if topic is not None:
             check_event_subject(topic)
         route = next((row for row in self.routes if row.fits(event_type, topic)), _NO_ROUTE)
+        if topic is not None and route is _NO_ROUTE:
+            self._check_own(topic)
         template = self.template if topic is None and route.subject is None else route.subject
         subject = topic or "" if template is None else _made(template, named)
         if any(_meets(subject.split("."), pattern) for pattern in self.unconfirmed):
             raise InvalidSubject(f"the stream of {subject} confirms nothing, so it takes no events", field="topic")
+        if any(_meets(subject.split("."), pattern) for pattern in self.letters):
+            raise InvalidSubject(f"{subject} is for dead letters, so no event goes there", field="topic")
         return Destination(subject, route.stream)
+
+    def _check_own(self, topic: str) -> None:
+        if self.streams and self.stream(topic) is None and command_name(topic) is None:
+            raise ForeignSubject(
+                f"{topic} is no subject of the streams of {self.context}, and no route of it has this topic",
+                field="topic",
+                hint=f"if it may go there, declare it: [[contexts.{self.context}.routes]] with topics and stream,"
+                " then relay outbox retry",
+            )
 
 
 _NO_ROUTE: Final = Route()

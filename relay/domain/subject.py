@@ -58,8 +58,13 @@ def check_subject(value: object, field: str = "topic") -> str:
 
 
 def check_event_subject(value: object, field: str = "topic") -> str:
-    """Return ``value`` if it is a subject, and not one of dead letters. Raises InvalidSubject."""
+    """Return ``value`` if it is a subject, and neither one of dead letters nor one of answers.
+
+    Raises InvalidSubject. Subjects of the server begin with ``$``, which no subject of ours has.
+    """
     subject = check_subject(value, field)
+    if subject.startswith("_INBOX"):
+        raise InvalidSubject(f"{subject[:80]!r} is for answers, so no event goes there", field=field)
     if is_letter_subject(subject):
         raise InvalidSubject(f"{subject[:80]!r} is for dead letters, so no event goes there", field=field)
     return subject

@@ -357,6 +357,7 @@ class ContextSettings(Section):
             streams={stream.name: stream.subjects for stream in self.event_streams},
             routes=tuple(row.route() for row in self.routes),
             unconfirmed=[subject for stream in self.event_streams if stream.no_ack for subject in stream.subjects],
+            letters=self.dlq.subjects,
         )
 
     @property

@@ -22,9 +22,11 @@ from typing import Any, Final, NamedTuple, get_args
 from pydantic import SecretStr
 
 from relay.domain.errors import ConfigurationError
+from relay.domain.routing import event_subjects
 from relay.settings.credentials import HttpSettings
 from relay.settings.problems import KeyPath, SettingProblem
 from relay.settings.section import Section, section_at
+from relay.settings.values import parse_list
 
 PREFIX: Final = "RELAY_"
 CONFIG_VARIABLE: Final = "RELAY_CONFIG"
@@ -423,7 +425,32 @@ def declared_contexts(environ: Mapping[str, str] | None = None) -> tuple[Path, f
     return (path, found) if found else None
 
 
+def declared_topics(context: str, environ: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
+    """Return the patterns of the topics that the file in sight gives a context: of its streams and of its routes.
+
+    None if nothing is known: see `declared_contexts`, and variables may say something else.
+    """
+    environ = os.environ if environ is None else environ
+    path = find_file(None, {name: value for name, value in environ.items() if value})
+    start = f"{PREFIX}CONTEXTS__{context.upper()}__"
+    if path is None or any(name.upper().startswith((f"{start}STREAM", f"{start}ROUTES")) for name in environ):
+        return None
+    with suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
+        return _topics_of_file(path.resolve(), path.stat().st_mtime_ns, context)
+    return None
+
+
 @lru_cache(maxsize=8)
 def _contexts_of_file(path: Path, _changed: int) -> frozenset[str]:
     contexts = tomllib.loads(path.read_text("utf-8")).get("contexts")
     return frozenset(contexts) if isinstance(contexts, dict) else frozenset()
+
+
+@lru_cache(maxsize=64)
+def _topics_of_file(path: Path, _changed: int, context: str) -> tuple[str, ...]:
+    found = tomllib.loads(path.read_text("utf-8"))["contexts"][context]
+    streams = [*found.get("streams", {}).values()]
+    if "stream" in found or not streams:
+        streams.append({"subjects": [event_subjects(context)]} | found.get("stream", {}))
+    tables = [table["subjects"] for table in streams] + [row.get("topics", []) for row in found.get("routes", [])]
+    return tuple(str(pattern) for given in tables for pattern in parse_list(given))  # type: ignore[attr-defined]

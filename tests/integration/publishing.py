@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -311,13 +311,14 @@ class Relay:
         envelope: str = "handler",
         system_actor: str = "system",
         routes: Sequence[Route] = (),
+        streams: Mapping[str, Sequence[str]] | None = None,
         dead_head_blocks: bool = False,
         claimed: Hook | None = None,
         settled: Hook | None = None,
     ) -> PublishOutboxEvents:
         """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
-            routing=Routing(context=self.context, routes=routes),
+            routing=Routing(context=self.context, routes=routes, streams=streams or {}),
             envelope=envelope,
             batch_size=batch_size,
             batch_bytes=batch_bytes,

@@ -9,10 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from nats.js.api import StreamConfig
 from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
 from relay.devstack import PostgresServer
+from relay.domain.routing import Route
 from tests.integration.publishing import ALL, Relay, event, query
 
 pytestmark = pytest.mark.anyio
@@ -160,9 +162,9 @@ HOSTILE: dict[str, dict[str, str]] = {
 FEWER = {"large": 40, "compressed bombs": 20, "header bombs": 100, "bombs": 100, "long keys": 300}
 
 
-async def good_leave(relay: Relay, ids: list[str], turns: int = TURNS) -> None:
+async def good_leave(relay: Relay, ids: list[str], turns: int = TURNS, **options: Any) -> None:
     """All of these are published within so many turns."""
-    command = relay.command()
+    command = relay.command(**options)
     for _ in range(turns):
         await command.drain(ALL)
         left = query(relay.url, "SELECT FROM outbox_events WHERE id = ANY (%s) AND published_at IS NULL", ids)
@@ -183,6 +185,39 @@ async def test_good_events_of_other_keys_leave_behind_rows_of_a_producer(
     with producing(relay.url, inserting) as connection:
         insert(connection, "outbox_events", FEWER.get(kind, ROWS), EVENT | HOSTILE[kind])
     await good_leave(relay, good(relay))
+
+
+async def test_the_fleet_publishes_no_producers_row_into_the_streams_of_others(
+    relay: Relay, inserting: str
+) -> None:
+    """Neither into those of other contexts, nor into streams of letters. Each row dies at once with the reason."""
+    await relay.create_stream()
+    other, letters = f"{relay.context}other", f"{relay.context}.dlq.>"
+    for name, subject in ((f"{relay.stream}_OTHER", f"{other}.event.>"), (f"{relay.stream}_DLQ", letters)):
+        config = StreamConfig(name=name, subjects=[subject])
+        await relay.admin(lambda js, config=config: js.add_stream(config))
+    topics = f"(ARRAY['{other}.event.x.v1', '{relay.context}.dlq.x', '{other}.event.std.y.v2'])[1 + n % 3]"
+    with producing(relay.url, inserting) as connection:
+        insert(connection, "outbox_events", 300, EVENT | {"topic": topics, "partition_key": "'vibe:good1'"})
+    own = {relay.stream: [f"{relay.context}.event.>"]}
+    await good_leave(relay, good(relay), turns=1, streams=own)
+    states = query(
+        relay.url,
+        "SELECT split_part(publish_error, ':', 2) AS code, count(dead_at), max(publish_attempts) AS tries"
+        " FROM outbox_events WHERE topic IS NOT NULL GROUP BY 1 ORDER BY 1",
+    )
+    assert [(row["code"], row["count"], row["tries"]) for row in states] == [
+        (" FOREIGN_SUBJECT [topic]", 200, 1),
+        (" INVALID_SUBJECT [topic]", 100, 1),
+    ]
+    for ending in ("OTHER", "DLQ"):
+        info = await relay.admin(lambda js, ending=ending: js.stream_info(f"{relay.stream}_{ending}"))
+        assert info.state.messages == 0
+    # What an operator declares afterwards leaves.
+    [row] = query(relay.url, "SELECT id FROM outbox_events WHERE topic LIKE %s LIMIT 1", f"{other}.event.x%")
+    route = Route(topics=[f"{other}.event.>"], stream=f"{relay.stream}_OTHER")
+    published = await relay.command(streams=own, routes=[route]).publish(row["id"])
+    assert published.stream == f"{relay.stream}_OTHER"
 
 
 async def test_rows_with_the_most_attempts_from_before_the_check_settle(relay: Relay) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from relay.domain.errors import InvalidSubject
-from relay.domain.routing import Routing, dead_letter_subject, event_subjects, is_template
+from relay.domain.errors import ForeignSubject, InvalidSubject
+from relay.domain.routing import Route, Routing, dead_letter_subject, event_subjects, is_template
 
 STREAMS = {"SEA_EVENTS": ("sea.event.>",), "SEA_AUDIT": ("sea.audit.*", "sea.log.case.v1")}
 SEA = Routing(context="sea", streams=STREAMS)
@@ -53,6 +55,75 @@ def test_neither_template_nor_topic_lets_a_bad_value_pass(
     with pytest.raises(InvalidSubject) as raised:
         routing("sea.all").subject(name, version, topic)
     assert raised.value.field == field
+
+
+# --- topics of others ---
+
+ROUTED = Routing(
+    context="sea",
+    streams=STREAMS,
+    routes=[Route(topics=["land.moved.>"], stream="LAND"), Route(topics=["old.*"], subject="sea.event.old.v1")],
+    letters=["morgue.sea.>"],
+)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        *("land.event.opened.v1", "land.moved", "land", "sea", "sea.event", "seaxevent.opened", "sea.log.case.v2"),
+        *(
+            "old.a.b",
+            "JS.API.STREAM.PURGE.X",
+            "land.commands.x",
+            "land.commands.a.b.c",
+            "land.queries.x",
+        ),
+    ],
+)
+def test_a_topic_of_neither_stream_nor_route_is_refused(topic: str) -> None:
+    with pytest.raises(ForeignSubject, match="relay outbox retry") as raised:
+        ROUTED.subject("opened", 1, topic)
+    assert (raised.value.code, raised.value.field) == ("FOREIGN_SUBJECT", "topic")
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "_INBOX.x.y",
+        "_INBOX_relay.x",
+        "sea.dlq.x",
+        "land.dlq.sea.event.x.v1",
+        "morgue.sea.x",
+        "$JS.API.INFO",
+        "$SYS.x",
+        "$KV.b.k",
+        "$O.b.C.x",
+    ],
+)
+def test_neither_letters_nor_subjects_of_the_server_are_topics_though_a_stream_and_a_route_take_all(
+    topic: str,
+) -> None:
+    everything = replace(ROUTED, streams={"ALL": [">"]}, routes=[Route(topics=[">"], stream="ALL")])
+    with pytest.raises(InvalidSubject):
+        everything.subject("opened", 1, topic)
+
+
+@pytest.mark.parametrize(
+    ("topic", "subject"),
+    [
+        *(
+            (it, it)
+            for it in ("sea.audit.opened", "sea.event.any.thing", "land.moved.x", "land.commands.case.open")
+        ),
+        ("old.a", "sea.event.old.v1"),
+    ],
+)
+def test_a_topic_of_a_stream_or_a_route_and_a_command_leave(topic: str, subject: str) -> None:
+    assert ROUTED.subject("opened", 1, topic) == subject
+
+
+def test_without_streams_nothing_is_known_of_topics() -> None:
+    assert Routing(context="sea").subject("opened", 1, "land.event.x") == "land.event.x"
 
 
 # --- streams ---

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.cli import create_app
-from relay.domain.errors import InvalidSubject
+from relay.domain.errors import ForeignSubject, InvalidSubject
 from relay.domain.routing import Routing
 from tests.unit.settings_support import Load, loader, refusal, source
 
@@ -61,8 +61,9 @@ def test_the_first_row_that_fits_decides(load: Load) -> None:
 def test_a_topic_stays_the_subject_and_gets_its_stream(load: Load) -> None:
     routing = load(city()).contexts["city"].routing
     assert routing.destination("PriceSet", 1, "agent.run.started") == ("agent.run.started", "STREAM_AGENT_RUN")
-    assert routing.destination("PriceSet", 1, "agent.runner.started") == ("agent.runner.started", None)
-    assert routing.destination("PriceSet", 1, "agent.run") == ("agent.run", None)
+    for topic in ("agent.runner.started", "agent.run"):
+        with pytest.raises(ForeignSubject):
+            routing.destination("PriceSet", 1, topic)
 
 
 def test_a_row_for_topics_may_give_another_subject(load: Load) -> None:
