@@ -13,6 +13,7 @@ import hmac
 import os
 import ssl
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from urllib.parse import unquote
 
 import aiohttp
 
+from relay.domain.actor import ACTOR_ID, ACTOR_KIND
 from relay.domain.disclosure import answered, printable
 from relay.domain.identity import CORRELATION_ID, ID, shown
 from relay.domain.model import DONE, Away, HandlerResult
@@ -41,6 +43,11 @@ _DRAIN_TIMEOUT_S: Final = 0.2
 #: Asks for answers that are not compressed, so that a small answer cannot unpack to a huge one.
 _HEADERS: Final = {"user-agent": "jetrelay", "accept-encoding": "identity"}
 AUTHORIZATION: Final = "authorization"
+#: The signature of headers. Standard Webhooks signs only the body, and its libraries do not read this.
+SIGNATURE: Final = "relay-signature"
+_ATTEMPT: Final = "relay-attempt"
+#: The headers that a handler may trust, in the order in which they are signed.
+VOUCHED: Final = (ACTOR_ID.lower(), ACTOR_KIND.lower(), _ATTEMPT)
 #: The header by which a service recognises copies of a message. It may be percent-encoded.
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 
@@ -54,11 +61,16 @@ class HttpAccess:
     token_header: str = AUTHORIZATION
     tls: ssl.SSLContext | None = None
 
-    def headers(self, id: str, body: bytes) -> dict[str, str]:
-        """The headers that prove who sends a call. ``id`` is the same for every repeat."""
-        headers = self.authorization()
+    def headers(self, id: str, body: bytes, vouched: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The headers that prove who sends a call. ``id`` is the same for every repeat.
+
+        ``vouched``: the other headers of a call of a handler; those that it may trust are signed, too.
+        """
+        headers, now = self.authorization(), int(time.time())
         if self.signing_secret is not None:
-            headers |= sign(self.signing_secret, id, int(time.time()), body)
+            headers |= sign(self.signing_secret, id, now, body)
+            if vouched is not None:
+                headers[SIGNATURE] = sign_headers(self.signing_secret, id, now, vouched)
         return headers
 
     def authorization(self) -> dict[str, str]:
@@ -122,7 +134,7 @@ class HttpEventHandler:
         headers = {
             "content-type": "application/json",
             IDEMPOTENCY_KEY: key,
-            "relay-attempt": str(request.attempt),
+            _ATTEMPT: str(request.attempt),
         }
         if request.correlation_id is not None:
             correlation_id = shown(request.correlation_id, request.originals, CORRELATION_ID)
@@ -131,7 +143,7 @@ class HttpEventHandler:
             headers |= {name.lower(): value for name, value in request.actor.headers.items()}
         if request.traceparent is not None:
             headers[TRACEPARENT] = request.traceparent
-        headers |= self._access.headers(key, request.body)
+        headers |= self._access.headers(key, request.body, headers)
         async with self._session.post(
             self._url, data=request.body, headers=headers, allow_redirects=False
         ) as response:
@@ -242,6 +254,17 @@ def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str,
         "webhook-timestamp": str(timestamp),
         "webhook-signature": " ".join(f"v1,{signature}" for signature in signatures),
     }
+
+
+def sign_headers(secret: str, message_id: str, timestamp: int, headers: Mapping[str, str]) -> str:
+    """The value of `SIGNATURE`: HMAC-SHA256 of lines: v2, the id, the timestamp, each header of `VOUCHED`.
+
+    A header that is not there is an empty line. Each key of ``secret`` signs, as in `sign`.
+    """
+    lines = ["v2", message_id, str(timestamp), *(headers.get(name, "") for name in VOUCHED)]
+    content = "\n".join(lines).encode()
+    digests = (hmac.new(_key(key), content, hashlib.sha256).digest() for key in secret.split())
+    return " ".join(f"v2,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 def _key(secret: str) -> bytes:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, create_model
 
-from relay.adapters.http import sign
+from relay.adapters.http import SIGNATURE, VOUCHED, sign, sign_headers
 from relay.domain.disclosure import validation
 from relay.domain.errors import ConfigurationError, InvalidKey
 from relay.domain.identity import Id, check_id
@@ -111,12 +111,30 @@ class Signatures:
             raise Refused(401, "webhook-timestamp is not a number of seconds")
         if abs(time.time() - int(timestamp)) > self._tolerance:
             raise Refused(401, "webhook-timestamp is too old or too new")
-        expected = sign(self._secret, given["id"], int(timestamp), body)["webhook-signature"].split()
-        supplied = given["signature"].split()[:10]
-        # Compare every pair, even after a match, so that the time reveals nothing about the keys.
-        if not sum(hmac.compare_digest(a.encode(), b.encode()) for a in expected for b in supplied):
+        if not _match(
+            sign(self._secret, given["id"], int(timestamp), body)["webhook-signature"], given["signature"]
+        ):
             raise Refused(401, "the signature does not match")
         return given["id"]
+
+    def vouch(self, headers: Mapping[str, str]) -> bool:
+        """Whether the headers of a request that `verify` let in are signed, too. Raises Refused (401) if wrongly.
+
+        A relay of an earlier release signs only the body: then a header proves nothing.
+        """
+        given, time = headers.get(SIGNATURE), int(headers["webhook-timestamp"])
+        if not given:
+            return False
+        lines = {name: headers.get(name, "") for name in VOUCHED}
+        if not _match(sign_headers(self._secret, headers["webhook-id"], time, lines), given):
+            raise Refused(401, "the signature of the headers does not match")
+        return True
+
+
+def _match(expected: str, given: str) -> bool:
+    """Whether a signature is among those expected. Every pair is compared, so that the time reveals no key."""
+    pairs = [(one, other) for one in expected.split() for other in given.split()[:10]]
+    return bool(sum(hmac.compare_digest(one.encode(), other.encode()) for one, other in pairs))
 
 
 def _check_name(name: str) -> None:

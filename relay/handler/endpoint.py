@@ -69,9 +69,10 @@ _log = logging.getLogger("relay.handler")
 class Received(Generic[Payload, AnySession]):
     """One message: the ``call`` of the contract, its ``payload`` as the declared type, and a session.
 
-    ``actor``: who caused the event, None when unknown. ``idempotency_key``, the same for all copies of a message,
-    is the key of effects outside the database. What is written through ``session``, by ``Outbox.add`` too, commits
-    together with the row that says that the message is done.
+    ``actor``: who caused the event; None when unknown, or when there is a secret and nobody has signed it.
+    ``idempotency_key``, the same for all copies of a message, is the key of effects outside the database. What is
+    written through ``session``, by ``Outbox.add`` too, commits together with the row that says that the message
+    is done.
     """
 
     call: Call
@@ -254,7 +255,8 @@ class HandlerEndpoint(Generic[AnySession]):
         call, payload = self._payloads.read(body)
         try:
             key = check_id(key_of(headers.get(IDEMPOTENCY_KEY), str(call.message_id)), IDEMPOTENCY_KEY)
-            actor = actor_of(headers)
+            trusted = self._signatures is None or self._signatures.vouch(headers)
+            actor = actor_of(headers) if trusted else None
         except (InvalidActor, InvalidKey) as error:
             raise Refused(422, f"{error.field}: {error.message}") from None
         if signed and signed != quoted(key.shown):

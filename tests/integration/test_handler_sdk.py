@@ -20,7 +20,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from relay import Event, Outbox, RequestContext
+from relay.adapters.http import HttpAccess
 from relay.devstack import PostgresServer
+from relay.domain.actor import Actor
 from relay.domain.errors import BrokerUnreachable, ConfigurationError, UnsupportedTarget
 from relay.handler import AlreadyProcessed, DomainError, HandlerEndpoint, Poison, Received, RetryLater
 from tests.integration.handler_support import Service, call, effects, metadata, serving
@@ -318,6 +320,47 @@ async def test_anything_else_is_401_and_asks_nobody(url: str, case: str) -> None
         answer = await service.client.post("/handle", content=body, headers=list(_bytes(headers)))
     assert answer.status_code == 401, answer.text
     assert service.processed() == service.effects() == []
+
+
+ACTOR = Actor("ann", "HUMAN")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "actor"),
+    [
+        ({}, 200, ACTOR),
+        ({"relay-actor-id": "eve"}, 401, None),
+        ({"relay-actor-kind": "SYSTEM"}, 401, None),
+        ({"relay-attempt": "9"}, 401, None),
+        ({"relay-actor-id": None, "relay-actor-kind": None}, 401, None),
+        ({"relay-signature": "v2,AAAA"}, 401, None),
+        # As a relay of an earlier release signs, or who has taken the signature away.
+        ({"relay-signature": None}, 200, None),
+        ({"relay-signature": None, "relay-actor-id": "eve"}, 200, None),
+    ],
+)
+@pytest.mark.parametrize("secret", ["s3cret", "old s3cret"])
+async def test_an_actor_is_believed_only_if_it_is_signed(
+    url: str, secret: str, change: dict[str, str | None], status: int, actor: Actor | None
+) -> None:
+    seen: list[Actor | None] = []
+    async with serving("async", url, secret="s3cret new") as service:
+        service.body = lambda received: seen.append(received.actor)
+        body = Service.encode(request := call())
+        unsigned = {**{name.lower(): it for name, it in ACTOR.headers.items()}, "relay-attempt": "1"}
+        headers = unsigned | HttpAccess(secret).headers(request["message_id"], body, unsigned)
+        changed = {name: value for name, value in (headers | change).items() if value is not None}
+        answer = await service.client.post("/handle", content=body, headers=changed)
+    assert answer.status_code == status, answer.text
+    assert seen == ([actor] if status == 200 else [])
+
+
+async def test_without_a_secret_an_actor_is_believed(url: str) -> None:
+    seen: list[Actor | None] = []
+    async with serving("async", url) as service:
+        service.body = lambda received: seen.append(received.actor)
+        await service.post(headers=dict(ACTOR.headers))
+    assert seen == [ACTOR]
 
 
 def _bytes(headers: dict[str, str]) -> Any:

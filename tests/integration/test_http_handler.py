@@ -9,13 +9,16 @@ import hmac
 import json
 import re
 import time
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from relay.adapters.http import HttpAccess, HttpEventHandler
+from relay.adapters.http import HttpAccess, HttpEventHandler, sign_headers
+from relay.domain.actor import Actor
 from relay.domain.model import HandlerResult, Verdict
 from tests.integration.http_service import BODY, MESSAGE, Answer, answering, calling, request
 
@@ -292,3 +295,22 @@ async def test_each_key_signs_as_standard_webhooks_says() -> None:
     expected = " ".join("v1," + base64.b64encode(digest).decode() for digest in digests)
     assert seen.headers["webhook-signature"] == expected
     assert json.loads(seen.body)["payload"] == {"a": 1}
+
+
+async def test_what_a_handler_may_trust_is_signed_too() -> None:
+    """Computed here by hand, as docs/how-to/http-handlers.md says."""
+    asked = replace(request(), actor=Actor("Ann Ö.", "HUMAN"))
+    async with calling(answering("200 OK"), access=HttpAccess(signing_secret="one two")) as (handler, service):
+        await handler.handle(asked)
+        await handler.handle(request())
+    for seen, actor in zip(service.seen, (["Ann%20%C3%96.", "HUMAN"], ["", ""]), strict=True):
+        lines = ["v2", str(MESSAGE), seen.headers["webhook-timestamp"], *actor, "3"]
+        digests = [hmac.new(key, "\n".join(lines).encode(), hashlib.sha256).digest() for key in (b"one", b"two")]
+        expected = " ".join("v2," + base64.b64encode(digest).decode() for digest in digests)
+        assert seen.headers["relay-signature"] == expected
+
+
+def test_the_vector_of_the_page_is_right() -> None:
+    headers = {"relay-actor-id": "ann", "relay-actor-kind": "HUMAN", "relay-attempt": "2"}
+    signed = sign_headers("s3cret", "m", 1, headers)
+    assert signed in (Path(__file__).parents[2] / "docs/how-to/http-handlers.md").read_text()
