@@ -32,11 +32,17 @@ from relay.settings import ContextSettings, Settings
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
 #: A job, dead or not; None for one that cannot be read.
 _Dead: TypeAlias = Mapping[str, Message[Any] | None]
+#: How many queues of tasks are shown, each by itself, and how many are looked at.
+_MAX_SHOWN: Final = 100
+_MAX_COUNTED: Final = 3_000
 _OF_TASKS: Final = re.compile(rf"{jobs.task_queue('')}[a-z0-9_-]{{1,40}}\Z")
 
 
 class ListQueues(Query[Sequence[QueueView]]):
-    """How many jobs each queue has: those of the fleet, and those of tasks that have not ended."""
+    """How many jobs each queue has: those of the fleet, and those of tasks that have not ended.
+
+    Of many queues of tasks it shows a hundred, and the others together.
+    """
 
 
 class ListJobs(Query[JobPage]):
@@ -76,11 +82,14 @@ def answer_for_queues(bus: QueryBus, settings: Settings) -> QueryBus:
 
     @bus.handles(ListQueues)
     async def count(_query: ListQueues) -> Sequence[QueueView]:
-        names = dict.fromkeys([*jobs.QUEUES, jobs.task_queue()])
+        own, names = [*jobs.QUEUES, jobs.task_queue()], dict[str, None]()
         for found in await asyncio.gather(*map(of_tasks, settings.contexts)):
             names |= dict.fromkeys(map(jobs.task_queue, found))
+        others = [it for it in names if it not in own]
+        known = [it for it in others if _OF_TASKS.match(it)][:_MAX_COUNTED]
         async with _looking(settings) as queues:
-            return await queues.count([*names])
+            counted = await queues.count([*own, *known])
+        return [*counted[: len(own)], *_folded(counted[len(own) :], len(others))]
 
     @bus.handles(ListJobs)
     async def page(query: ListJobs) -> JobPage:
@@ -121,6 +130,24 @@ def carry_out_for_queues(bus: CommandBus, settings: Settings, sources: Sources) 
         return Outcome(tuple(done), tuple(_refused(command, dead, done)))
 
     return bus
+
+
+def _folded(counted: Sequence[QueueView], names: int) -> Iterable[QueueView]:
+    """The queues of tasks, at most `_MAX_SHOWN`, those with jobs first; then one entry for all other names.
+
+    Whoever may insert tasks may invent names. No worker serves one that no queue can have.
+    """
+    shown = sorted(counted, key=lambda it: not (it.waiting or it.delayed or it.in_flight or it.dead))[:_MAX_SHOWN]
+    yield from sorted(shown, key=lambda it: it.name)
+    if names > len(shown):
+        rest = [it for it in counted if it not in shown]
+        yield QueueView(
+            name=f"{names - len(shown)} more names of tasks",
+            waiting=sum(it.waiting for it in rest),
+            delayed=sum(it.delayed for it in rest),
+            in_flight=sum(it.in_flight for it in rest),
+            dead=sum(it.dead for it in rest),
+        )
 
 
 async def _chosen(queues: JobQueues, command: _ActOnJobs) -> _Dead:

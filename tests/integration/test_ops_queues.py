@@ -110,6 +110,27 @@ async def test_queues_of_tasks_are_known_from_the_tasks(api: Api, broker: RelayB
     assert counts(found, "relay-task-bulk")["waiting"] == 1
 
 
+INVENTED = (
+    "INSERT INTO task_outbox (id, type, queue, payload, correlation_id) "
+    "SELECT gen_random_uuid(), 'mail', 'q' || n || repeat('x', CASE WHEN mod(n, 2) = 0 THEN 2000 ELSE 5 END), "
+    "'{}', gen_random_uuid() "
+    "FROM generate_series(1, 3000) AS n"
+)
+
+
+async def test_invented_names_of_queues_are_shown_together(
+    api: Api, broker: RelayBroker, shell: Shell, database_url: str
+) -> None:
+    query(database_url, INVENTED)
+    broker.enqueue_many([jobs.run_task("sea", TaskRef(uuid4(), "mail", "q99xxxxx", 50))])
+    found = await api.get("/queues", user="reader")
+    assert len(found) == len(jobs.QUEUES) + 1 + 100 + 1
+    assert counts(found, "relay-task-q99xxxxx")["waiting"] == 1, "one with jobs comes first"
+    assert "2900" in found[-1]["name"]
+    assert sum(len(it["name"]) for it in found) < 5_000
+    assert len(await asyncio.to_thread(shell, "queues", "list", status=0)) < 50_000
+
+
 async def test_contexts_are_asked_side_by_side(
     database_url: str, nats_server: NatsServer, valkey: ValkeyServer, namespace: str
 ) -> None:
