@@ -23,6 +23,13 @@ _NICKNAMES: Final = {
 }
 #: The end of a range of weekdays: 0 is Sunday, and so is 7.
 _TO_SUNDAY: Final = re.compile(r"-(0|SUN)(?![0-9A-Z])", re.IGNORECASE)
+#: A range of one value: cronsim reads it as open when a step follows.
+_ALONE: Final = re.compile(r"(?<![0-9A-Z])([0-9A-Z]+)-([0-9A-Z]+)(/0*[1-9][0-9]*)?(?![0-9A-Z/])", re.IGNORECASE)
+_NAMED: Final = {
+    **dict(zip(("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"), range(7), strict=True)),
+    **dict(zip(("JAN", "FEB", "MAR", "APR", "MAY", "JUN"), range(1, 7), strict=True)),
+    **dict(zip(("JUL", "AUG", "SEP", "OCT", "NOV", "DEC"), range(7, 13), strict=True)),
+}
 _MINUTE: Final = timedelta(minutes=1)
 _HINT: Final = "minute hour day month weekday, as in '30 3 * * 1-5'"
 
@@ -40,7 +47,8 @@ class Expression:
         if len(fields) not in {5, 6}:
             raise InvalidSchedule(f"{text[:80]!r} has {len(fields)} fields, not five", field="cron", hint=_HINT)
         self.text = f"{' '.join(text.split())} {timezone}"
-        self._fields = " ".join([*fields[:-1], _TO_SUNDAY.sub("-7", fields[-1])])
+        *others, weekday = map(_alone, fields)
+        self._fields = " ".join([*others, _alone(_TO_SUNDAY.sub("-7", weekday))])
         self._fixed = not fields[-4].startswith("*")
         try:
             self._zone = ZoneInfo(timezone)
@@ -93,3 +101,12 @@ class Expression:
 
     def _offset(self, moment: float) -> timedelta:
         return datetime.fromtimestamp(moment, self._zone).utcoffset() or timedelta()
+
+
+def _alone(field: str) -> str:
+    """A field in which each range of one value is that value."""
+    return _ALONE.sub(lambda it: it[1] if _number(it[1]) == _number(it[2]) else it[0], field)
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdecimal() else _NAMED.get(text.upper(), text)

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import pairwise
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from relay.cron.expression import Expression
+from tests.sampling import marked
 
 MINUTE = timedelta(minutes=1)
 NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -48,7 +51,32 @@ EXPRESSIONS = [
     "10 4 */2 3,4,10 *",
     "0 6 31 * 3-5",
     "0 2 30 3 *",
+    "8 20-20/3 * * *",
+    "41 0-0/2,2-2 * * 0-0",
+    "7-7/1 3-5/2 1-31/2 * 1-1/2",
 ]
+YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def changes() -> list[tuple[str, str]]:
+    """A zone for each way in which clocks change in the year, and a day before: all zones of the system."""
+    found = dict[object, tuple[str, str]]()
+    for name in sorted(available_timezones()):
+        zone = ZoneInfo(name)
+        for week in range(0, 52, 2):
+            begin, end = YEAR + timedelta(weeks=week), YEAR + timedelta(weeks=week + 2)
+            before, after = begin.astimezone(zone).utcoffset(), end.astimezone(zone).utcoffset()
+            while before != after and end - begin > timedelta(minutes=30):
+                middle = begin + (end - begin) / 2
+                begin, end = (middle, end) if middle.astimezone(zone).utcoffset() == before else (begin, middle)
+            if before != after:
+                day = (begin - timedelta(hours=26)).date().isoformat()
+                found.setdefault((before, after, begin.astimezone(zone).replace(tzinfo=None)), (name, day))
+    return list(found.values())
+
+
+#: Every expression on every night in which clocks change anywhere.
+NIGHTLY = [(*night, expression) for night in changes() for expression in EXPRESSIONS]
 
 
 def numbers(text: str, first: int, last: int) -> set[int]:
@@ -112,6 +140,19 @@ def minute_by_minute(expression: str, zone: str, day: str) -> Iterator[datetime]
 @pytest.mark.parametrize(("zone", "day"), NIGHTS)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_it_fires_at_the_times_that_every_minute_by_itself_would_say(expression: str, zone: str, day: str) -> None:
+    compare(expression, zone, day)
+
+
+@pytest.mark.parametrize(("zone", "day", "expression"), marked(NIGHTLY))
+def test_it_does_so_wherever_clocks_change(zone: str, day: str, expression: str) -> None:
+    compare(expression, zone, day)
+
+
+def test_clocks_change_in_many_ways() -> None:
+    assert len(changes()) > 30
+
+
+def compare(expression: str, zone: str, day: str) -> None:
     (begin, _), (end, _) = clock(zone, day)[0], clock(zone, day)[-1]
     expected = list(minute_by_minute(expression, zone, day))
     parsed, found, time = Expression(expression, zone), list[datetime](), begin
@@ -119,6 +160,24 @@ def test_it_fires_at_the_times_that_every_minute_by_itself_would_say(expression:
         found.append(following)
         time = following
     assert found == expected
+
+
+def parts(first: int, last: int) -> st.SearchStrategy[str]:
+    """What a field may be."""
+    number = st.integers(first, last)
+    step = st.integers(1, 7).map("/{}".format)
+    spans = st.tuples(number, number).map(lambda it: f"{min(it)}-{max(it)}")
+    some = number.map(str) | spans | st.builds(str.__add__, spans, step)
+    return st.just("*") | step.map("*{}".format) | st.lists(some, min_size=1, max_size=2).map(",".join)
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(parts(0, 59), parts(0, 23), st.just("*") | parts(1, 28), st.just("*"), st.just("*") | parts(0, 7)),
+    st.sampled_from(NIGHTS),
+)
+def test_any_expression_does(fields: tuple[str, ...], night: tuple[str, str]) -> None:
+    compare(" ".join(fields), *night)
 
 
 @pytest.mark.parametrize(("zone", "day"), NIGHTS)
