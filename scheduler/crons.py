@@ -24,8 +24,15 @@ EVERY: Final = timedelta(milliseconds=500)
 _SWEEP_INTERVAL_S: Final = 2.0
 
 
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 class CronTick:
-    """Opens the runs that are due and enqueues those that wait. It may run twice or be missed without harm."""
+    """Opens the runs that are due and enqueues those that wait. It may run twice or be missed without harm.
+
+    ``clock``: what tells the time.
+    """
 
     def __init__(
         self,
@@ -35,8 +42,9 @@ class CronTick:
         runs: PostgresSchedule,
         send: Callable[[Sequence[WaitingRun]], Awaitable[None]],
         facts: FactSink,
+        clock: Callable[[], datetime] = _utc_now,
     ) -> None:
-        self._context = context
+        self._context, self._clock = context, clock
         self.jobs = {job.name: job for job in jobs}
         self._lead, self._runs, self._send, self._facts = lead, runs, send, facts
         self._next: datetime | None = None
@@ -48,7 +56,7 @@ class CronTick:
 
     async def tick(self) -> None:
         """Open and enqueue what is due. Raises DatabaseUnreachable."""
-        now = datetime.now(UTC)
+        now = self._clock()
         if self._next is not None and now < self._next and time.monotonic() < self._swept + _SWEEP_INTERVAL_S:
             return
         opened = [await self._open(name, run) for name, run in await self._due(now)]
