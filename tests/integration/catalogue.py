@@ -320,6 +320,8 @@ TRIGGERS = {
     " EXECUTE FUNCTION relay_wake_publisher()",
 }
 
+#: The smallest number of more than 400 digits, and that of as many behind the point, as PostgreSQL prints them.
+_LONG, _SHORT = "1" + "0" * 400, "0." + "0" * 399 + "1"
 RULES = {
     "relay_lane_of_hash": "(hash & 63)",
     "relay_lane": "CASE WHEN (partition_key = ''::text) THEN '-1'::integer"
@@ -339,6 +341,8 @@ RULES = {
     "relay_is_held_up": "((num_nonnulls(dead_lettered_at, next_attempt_at) > 0)"
     " OR ((claimed_until > now()) AND (enqueued_at < (now() - hangs))))",
     "relay_holds_key": "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))",
+    "relay_unpacks": '(NOT jsonb_path_exists(of_row, \'$.**?(@.type() == "number" && ('
+    f"(@ >= {_LONG} || @ <= -{_LONG}) || (@ > -{_SHORT} && @ < {_SHORT}) && @ != 0))'::jsonpath))",
     "relay_exhausted": "((dead_letter_reason IS NULL) AND (attempts >= max_attempts))",
 }
 

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from relay.devstack import PostgresServer
 from relay.domain.routing import Route
 from tests.integration.publishing import ALL, Relay, event, query
+from tests.integration.tasking import tasking
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +73,9 @@ ENGINE_OF_EVENTS = [
     # Over on arrival, as the view of MicroDAO writes it, but with a place in a stream or attempts.
     {"published_at": "now()", "topic": "'a.b'", "stream": "'S'", "published_seq": "1"},
     {"dead_at": "now()", "topic": "'a.b'", "stream": "'S'", "publish_attempts": "1"},
+    {"dead_at": "'infinity'", "topic": "'a.b'", "stream": "'S'"},
+    {"published_at": "'4713-01-01 BC'", "topic": "'a.b'", "stream": "'S'"},
+    {"published_at": "now()", "topic": "'a.b'", "stream": "'S'", "available_at": "'infinity'"},
 ]
 ENGINE_OF_TASKS = [
     *({"status": f"'{status}'"} for status in ("delivered", "completed", "failed", "cancelled")),
@@ -87,6 +91,9 @@ ENGINE_OF_TASKS = [
     {"claimed_until": "'infinity'", "claim_token": "gen_random_uuid()"},
     {"finished_at": "now()"},
     {"status": "'completed'", "finished_at": "now()"},
+    *({column: f"'{value}'"} for column in ("metadata", "originals") for value in ("5", "[]", "null", '"x"')),
+    {"concurrency_key": "repeat('x', 1001)"},
+    {"type": "repeat('x', 1001)"},
     *({column: f"'{time}'"} for column in ("available_at", "created_at")
       for time in ("infinity", "-infinity", "4713-01-01 BC", "294276-12-31")),
 ]  # fmt: skip
@@ -259,3 +266,45 @@ async def test_rows_that_cannot_be_settled_do_not_come_again_in_the_place_of_oth
             owner, "outbox_events", ROWS, EVENT | {"event_type": "CASE WHEN n % 2 = 0 THEN 'made' ELSE 'a b' END"}
         )
     await good_leave(relay, good(relay), turns=1)
+
+
+# --- tasks ---
+
+BOMB = "rtrim(repeat('1e131071,', {}), ',')"
+#: Rows of before the check, too. What fits no function fails; the rest runs.
+TASKS: dict[str, dict[str, str]] = {
+    "metadata": {"metadata": "(ARRAY['5', '[]', 'null', '\"x\"', '{\"traceparent\": 5}'])[1 + n % 5]::jsonb"},
+    "originals": {"originals": "(ARRAY['5', '[\"id\"]', '\"id\"', '{\"id\": 5}', 'null'])[1 + n % 5]::jsonb"},
+    "numbers of metadata": {"metadata": f"('{{\"A\": [' || {BOMB.format(60)} || ']}}')::jsonb"},
+    "numbers": {"payload": f"('[' || {BOMB.format(60)} || ']')::jsonb"},
+    "more than a gigabyte of numbers": {"payload": f"('[' || {BOMB.format(9_000)} || ']')::jsonb"},
+    "nested": {"payload": "(repeat('[', 3000) || repeat(']', 3000))::jsonb"},
+    "most attempts": {"attempts": "2147483647"},
+    "types": {"type": "repeat(chr(10), 900) || n"},
+}
+
+
+@pytest.mark.parametrize("mode", ["loop", "thread", "ahead"])
+async def test_tasks_of_a_producer_fail_alone_and_those_of_others_run(database_url: str, mode: str) -> None:
+    def mail(payload: dict[str, int]) -> None:
+        """Do nothing."""
+
+    async with tasking(database_url) as tasks:
+        tasks.threads, tasks.ahead = mode != "loop", mode == "ahead"
+        tasks.register(mail)
+        with psycopg.connect(database_url, autocommit=True) as owner:
+            for columns in TASKS.values():
+                insert(owner, "task_outbox", 5, TASK | {"payload": "'{\"x\": 1}'"} | columns)
+        hostile = await tasks.query("SELECT id, type FROM task_outbox ORDER BY seq")
+        [good] = tasks.schedule({"n": 1})
+        await tasks.deliver()
+        for row in hostile:
+            await tasks.run(row["id"], row["type"])
+        await tasks.run(good)
+        assert (await tasks.row(good))["status"] == "completed"
+        found = await tasks.query("SELECT status, count(*) FROM task_outbox GROUP BY 1 ORDER BY 1")
+        assert [(row["status"], row["count"]) for row in found] == [
+            ("completed", 16),
+            ("delivered", 5),
+            ("failed", 20),
+        ]

@@ -111,6 +111,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_may_call": _CALLED_BY_RELAY,
     "relay_attempt": _CALLED_BY_RELAY,
     "relay_inbox_key": _CALLED_BY_RELAY,
+    "relay_unpacks": _CALLED_BY_RELAY,
     "relay_incident_state": _CALLED_BY_RELAY,
 }
 _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))

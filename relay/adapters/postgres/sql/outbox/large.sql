@@ -30,10 +30,7 @@ WITH RECURSIVE event AS (
                                + coalesce(pg_column_size(e.originals), 0) <= 2000
                            AND pg_column_compression(e.payload) IS NULL
                            AND pg_column_compression(e.headers) IS NULL))
-                   AND jsonb_path_exists(
-                       jsonb_build_array(e.payload, e.headers, e.originals),
-                       '$.** ? (@.type() == "number" && (
-                            @ >= 1e400 || @ <= -1e400 || (@ > -1e-400 && @ < 1e-400 && @ != 0)))') AS long
+                   AND NOT relay_unpacks(jsonb_build_array(e.payload, e.headers, e.originals)) AS long
                 OFFSET 0) AS number
             WHERE e.id = (%(ids)s::uuid[])[event.place + 1]
             OFFSET 0) AS text

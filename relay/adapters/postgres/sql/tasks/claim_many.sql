@@ -24,8 +24,15 @@ SET status = 'delivered',
     waits_for = NULL
 FROM free, relaxed
 WHERE task.id = free.id
-RETURNING claim_token AS token, task.id, type, payload::text, attempts, correlation_id, causation_id, metadata,
-          concurrency_key, originals,
+RETURNING claim_token AS token, task.id, type,
+          CASE WHEN pg_column_size(jsonb_build_array(payload)) <= 16777216 AND relay_unpacks(payload)
+               THEN payload::text ELSE '' END AS payload,
+          attempts, correlation_id, causation_id,
+          CASE WHEN jsonb_typeof(metadata) = 'object' AND relay_unpacks(metadata) THEN metadata ELSE '{}'
+          END AS metadata,
+          concurrency_key,
+          CASE WHEN jsonb_typeof(originals) = 'object' AND relay_unpacks(originals) THEN originals
+          END AS originals,
           EXISTS (SELECT FROM processed_events
                   WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed,
           coalesce(available_at, created_at) AS due_at
