@@ -14,21 +14,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from weakref import WeakSet
 
-from pydantic import AliasChoices, BaseModel
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    PlainSerializer,
+    RootModel,
+    SecretBytes,
+    SecretStr,
+    ValidationError,
+    WrapSerializer,
+)
+from pydantic.fields import FieldInfo
 from uuid_utils.compat import uuid7
 
 from relay.domain.errors import InvalidEvent, InvalidPayload
 from relay.domain.identity import Id
+from relay.domain.limits import encode_payload
 from relay.domain.subject import check_token, check_version, command_name, command_subject
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _ATTRIBUTE: Final = "__relay_event__"
+_SECRETS: Final = {SecretStr, SecretBytes}
 
 
 class _Aggregate(Enum):
@@ -141,7 +154,7 @@ def _check_names(model: type[BaseModel], aggregate_id: str | None) -> None:
     found = model.model_fields.get(aggregate_id or "")
     if found is not None and found.exclude:
         raise InvalidEvent(f"{model.__name__} writes no {aggregate_id!r}: it is excluded", field="aggregate_id")
-    for kind in _models(model, set()):
+    for kind in _kinds(model, set()):
         if (problem := next(_unreadable(kind), None)) is not None:
             raise InvalidEvent(
                 f"{kind.__name__} {problem}, so it cannot read what it writes",
@@ -150,33 +163,89 @@ def _check_names(model: type[BaseModel], aggregate_id: str | None) -> None:
             )
 
 
-def _unreadable(model: type[BaseModel]) -> Iterator[str]:
+def _unreadable(kind: type) -> Iterator[str]:
     """What a class writes and does not read, or reads and does not write."""
-    config = model.model_config
+    config = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
     by_alias = config.get("validate_by_alias", True)
     by_name = config.get("validate_by_name", config.get("populate_by_name", not by_alias))
-    for name, it in model.model_fields.items():
+    for name, it in _fields(kind).items():
         if it.exclude:
             if it.is_required():
                 yield f"needs {name!r} and leaves it out"
             continue
+        if _is_secret(kind, name, it):
+            yield f"writes asterisks for {name!r}"
         written, choices = it.serialization_alias or name, it.validation_alias
         aliases = choices.choices if isinstance(choices, AliasChoices) else [choices]
         if not (by_alias and written in aliases) and not ((by_name or choices is None) and written == name):
             yield f"writes {name!r} as {written!r} and reads it under another name"
     if config.get("extra") == "forbid":
-        yield from (f"writes {name!r} and forbids it" for name in model.model_computed_fields)
+        yield from (f"writes {name!r} and forbids it" for name in getattr(kind, "model_computed_fields", ()))
 
 
-def _models(kind: Any, seen: set[type]) -> Iterator[type[BaseModel]]:
-    """The pydantic classes in an annotation, and those of their fields."""
-    for part in get_args(kind):
-        yield from _models(part, seen)
-    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in seen:
-        seen.add(kind)
-        yield kind
-        for it in kind.model_fields.values():
-            yield from _models(it.annotation, seen)
+def _is_secret(kind: type, name: str, found: FieldInfo) -> bool:
+    """Whether a field holds a secret of pydantic, which no serializer of its own writes."""
+    decorators = getattr(kind, "__pydantic_decorators__", None)
+    own = decorators.field_serializers.values() if decorators is not None else ()
+    written = any(name in it.info.fields or "*" in it.info.fields for it in own)
+    written = written or any(isinstance(it, PlainSerializer | WrapSerializer) for it in found.metadata)
+    return not written and not _SECRETS.isdisjoint(_parts(found.annotation))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    yield get_origin(annotation) or annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+def _fields(kind: type) -> Mapping[str, FieldInfo]:
+    """The fields of a class of pydantic, of a dataclass or of a TypedDict, as pydantic sees them."""
+    if issubclass(kind, BaseModel):
+        return kind.model_fields
+    if (found := getattr(kind, "__pydantic_fields__", None)) is not None:
+        return dict(found)
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError):  # a class that is not there yet: the first event looks again
+        return {}
+    return {name: FieldInfo.from_annotation(hint) for name, hint in hints.items()}
+
+
+def _kinds(annotation: Any, seen: set[type]) -> Iterator[type]:
+    """The classes with fields in an annotation, and those of their fields."""
+    for part in get_args(annotation):
+        yield from _kinds(part, seen)
+    if not isinstance(annotation, type) or annotation in seen:
+        return
+    if issubclass(annotation, BaseModel) or is_dataclass(annotation) or is_typeddict(annotation):
+        seen.add(annotation)
+        yield annotation
+        for it in _fields(annotation).values():
+            yield from _kinds(it.annotation, seen)
+
+
+#: Classes whose first event was read back.
+_proven: Final[WeakSet[type]] = WeakSet()
+
+
+def _prove(model: type[BaseModel], registration: Registration, payload: Any) -> None:
+    """Read back the first event of a class: serializers, and classes that came later, are seen only here.
+
+    Raises InvalidEvent and InvalidPayload.
+    """
+    if model in _proven:
+        return
+    _check_names(model, registration.aggregate_id)
+    try:
+        model.model_validate_json(encode_payload(payload))
+    except ValidationError as error:
+        misfits = ", ".join(".".join(map(str, it["loc"])) for it in error.errors(include_url=False)[:3])
+        raise InvalidEvent(
+            f"{model.__name__} cannot read what it writes: {misfits}"[:500],
+            field="event",
+            hint="its validators must take what its serializers write",
+        ) from None
+    _proven.add(model)
 
 
 def plain(payload: object) -> object:
@@ -223,6 +292,7 @@ def as_event(value: object) -> Event:
         payload=(payload := plain(value)),
         topic=registration.topic,
     )
+    _prove(type(value), registration, payload)
     if registration.aggregate_id is None:
         id = uuid7()
         return replace(plain_event, id=id, aggregate_id=str(id), partition_key=None)
@@ -231,7 +301,13 @@ def as_event(value: object) -> Event:
 
 def _id_on_the_wire(model: type[BaseModel], name: str, payload: Any) -> str:
     """The value of the field as consumers read it in the payload, as text."""
-    value = payload[model.model_fields[name].serialization_alias or name] if isinstance(payload, dict) else payload
+    written = model.model_fields[name].serialization_alias or name
+    if issubclass(model, RootModel):
+        value = payload
+    elif isinstance(payload, dict) and written in payload:
+        value = payload[written]
+    else:
+        raise InvalidEvent(f"{model.__name__} has not written {written!r}", field="aggregate_id")
     # A row that is not flushed has the id None. It becomes "", which is refused later, not the text "None".
     if value is None or isinstance(value, str):
         return value or ""

@@ -19,12 +19,17 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    Json,
     PlainSerializer,
     RootModel,
+    SecretStr,
     computed_field,
     create_model,
+    field_serializer,
+    model_serializer,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from relay import event
 from relay.domain.errors import InvalidEvent
@@ -59,7 +64,7 @@ class Level(IntEnum):
         (date, date(2026, 1, 2), "2026-01-02"),
         (datetime, datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00Z"),
         (bytes, b"ab", "ab"),
-        (Annotated[int, PlainSerializer(lambda it: f"part-{it}")], 5, "part-5"),
+        (Annotated[str, PlainSerializer(lambda it: f"part-{it}")], "5", "part-5"),
         (RootModel[str], RootModel[str]("o1"), "o1"),
         (str | None, None, ""),
     ],
@@ -125,6 +130,96 @@ def test_a_class_that_cannot_read_what_it_writes_is_refused(
     with pytest.raises(InvalidEvent) as caught:
         registered(model)
     assert caught.value.field == "event"
+
+
+@pydantic_dataclass
+class Aliased:
+    part: Annotated[int, Field(serialization_alias="partId")]
+
+
+class Wholly(BaseModel):
+    id: str
+
+    @model_serializer
+    def other(self) -> dict[str, int]:
+        return {"other": 1}
+
+
+class InPart(BaseModel):
+    id: str = "1"
+    at: datetime = datetime(2026, 1, 2, tzinfo=UTC)
+
+    @field_serializer("at")
+    def in_words(self, _: datetime) -> str:
+        return "tomorrow"
+
+
+class Asterisks(BaseModel):
+    id: str = "1"
+    word: dict[str, SecretStr | None] = {}
+
+
+class Told(BaseModel):
+    id: str = "1"
+    word: SecretStr = SecretStr("hush")
+
+    @field_serializer("word")
+    def tell(self, word: SecretStr) -> str:
+        return word.get_secret_value()
+
+
+class Late(BaseModel):
+    id: str = "1"
+    later: Later | None = None
+
+
+class Later(BaseModel):
+    x: int = Field(default=1, serialization_alias="y")
+
+
+class Holding(BaseModel, Generic[Model]):
+    id: str = "1"
+    held: Model
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (create_model("Made", id=(str, "1"), part=(Aliased, ...)), {"part": Aliased(part=1)}),
+        (Wholly, {"id": "1"}),
+        (InPart, {}),
+        (Asterisks, {"word": {"a": SecretStr("hush")}}),
+        (Late, {"later": Later()}),
+        (Holding, {"held": Later()}),
+        (create_model("Made", id=(str, "1"), part=(Json[int], ...)), {"part": "5"}),
+        (create_model("Made", id=(str, "1"), part=(Enum("Pair", {"A": (1, 2)}), ...)), {"part": (1, 2)}),
+    ],
+)
+def test_one_that_only_its_first_event_shows_is_refused_then(model: Any, values: dict[str, Any]) -> None:
+    used = Holding[Later] if model is Holding else model
+    for _ in range(2):
+        with pytest.raises(InvalidEvent) as caught:
+            as_event((registered(model) and used)(**values))
+        assert caught.value.field == "event"
+
+
+def test_a_secret_that_is_written_on_purpose_is_the_classes_own_affair() -> None:
+    assert as_event(registered(Told)()).payload == {"id": "1", "word": "hush"}
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (RootModel[dict[str, int]], {"root": {"a": 1}}),
+        (create_model("Made", id=(dict[str, int], ...)), {"id": {"a": 1}}),
+        (create_model("Made", id=(str, Field(default="", exclude_if=lambda _: True))), {}),
+    ],
+)
+def test_an_id_that_is_not_in_the_payload_or_no_plain_value_is_refused(model: Any, values: dict[str, Any]) -> None:
+    name = next(iter(model.model_fields))
+    with pytest.raises(InvalidEvent) as caught:
+        as_event(registered(model, name)(**values))
+    assert caught.value.field == "aggregate_id"
 
 
 def test_what_a_class_adds_and_forbids_is_refused() -> None:
