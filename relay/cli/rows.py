@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from keyword import iskeyword
@@ -41,6 +40,7 @@ from relay.cli.options import (
 )
 from relay.cli.tables import View, print_fields, print_rows
 from relay.domain.errors import RelayError
+from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.domain.operators import Outcome
 from relay.domain.reasons import CODES, FAMILIES
@@ -354,7 +354,7 @@ def _show(rows: RowCommands) -> Callable[..., None]:
         body: dict[str, Any]
         if kind.body == "payload":
             text = fields.pop("payload")
-            body = {"payload": json.loads(text) if options["as_json"] else text}
+            body = {"payload": read_json(text) if options["as_json"] else text}
         else:
             body = dict(show_original(fields.pop(kind.body)))
         _print_one(fields, body if options["payload"] else {}, as_json=options["as_json"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import IO, Final
 from uuid import UUID
 
 from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, StoreUnreachable
+from relay.domain.foreign_json import read_json
 
 #: The level of gzip. Level 9 takes twice as long, for files that are only a thirtieth smaller.
 _LEVEL: Final = 4
@@ -95,7 +95,7 @@ def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
 def _id(line: bytes, kind: ArchiveKind) -> UUID:
     """The id of a row. It comes first, unless an operator made the table again with another order of columns."""
     found = line.startswith(_FIRST[kind]) and line[len(_FIRST[kind]) :][:_UUID_CHARS].decode()
-    return UUID(found or json.loads(line)[kind.key])
+    return UUID(found or read_json(line)[kind.key])
 
 
 def lines(file: IO[bytes], manifest: Manifest) -> Sequence[bytes]:

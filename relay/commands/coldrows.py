@@ -7,13 +7,13 @@ interruption the same run can be started again.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from relay.commands import batchfile
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, RowFilter, SubjectOf
 from relay.domain.errors import InvalidSubject
+from relay.domain.foreign_json import read_json
 from relay.domain.operators import Operator
 from relay.domain.routing import Routing
 from relay.ports import ArchiveTables, ColdStore
@@ -52,7 +52,7 @@ class ColdRows:
     ) -> Sequence[Mapping[str, Any]]:
         """Selected rows that also fit, as they are in the archive."""
         found = self._selected(kind, chosen, progress, fits)
-        return [json.loads(line) async for _, lines in found for line in lines]
+        return [read_json(line) async for _, lines in found for line in lines]
 
     async def restore(self, kind: ArchiveKind, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put rows back into their table, as they were; return how many the table lacked. Nothing is sent.
@@ -92,5 +92,5 @@ class ColdRows:
         progress(len(batches), len(batches))
 
     def _select(self, lines: Sequence[bytes], kind: ArchiveKind, chosen: RowFilter, fits: Fits) -> list[str]:
-        rows = ((line, json.loads(line)) for line in lines)
+        rows = ((line, read_json(line)) for line in lines)
         return [line.decode() for line, row in rows if chosen.fits(kind, row, self._subject) and fits(row)]

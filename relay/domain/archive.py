@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from relay.domain.errors import Outage, RelayError
+from relay.domain.moments import moment
 from relay.domain.topology import covers
 
 FORMAT: Final = "jetrelay-archive/1"
@@ -48,7 +49,7 @@ class ArchiveKind(StrEnum):
         """When a row of the archive ended."""
         names = {"outbox": ("published_at",), "inbox": ("processed_at", "dead_lettered_at")}
         found = [row[name] for name in names.get(self.value, ("finished_at",)) if row[name] is not None]
-        return datetime.fromisoformat(found[0])
+        return moment(found[0])
 
 
 class ArchivedRow(NamedTuple):

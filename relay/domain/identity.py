@@ -35,6 +35,7 @@ CAUSATION_ID: Final = "causation_id"
 #: The texts of ids that are no UUIDs, by name. Most messages have none.
 Originals: TypeAlias = Mapping[str, str]
 NO_ORIGINALS: Final[Originals] = {}
+_NAMES: Final = frozenset({ID, CORRELATION_ID, CAUSATION_ID})
 #: An id as people and handlers see it: a UUID, or the text that its maker wrote.
 Id: TypeAlias = UUID | str
 
@@ -154,6 +155,13 @@ def originals_of(name: Identity, key: UUID, correlation: Identity | None, causat
     if causation is not None and causation.derived:
         found[CAUSATION_ID] = causation.text
     return found or NO_ORIGINALS
+
+
+def known_originals(stored: object) -> Originals:
+    """The texts of ids in a row. Other programs write rows, too, so what is stored there may be anything."""
+    if not isinstance(stored, dict):
+        return NO_ORIGINALS
+    return {name: it for name, it in stored.items() if name in _NAMES and isinstance(it, str)} or NO_ORIGINALS
 
 
 class NatsMsgId(NamedTuple):

@@ -267,7 +267,7 @@ UNCHECKED: dict[str, tuple[dict[str, Any], str]] = {
     "oversized": ({"payload": {"text": "x" * 2_000_000}}, "PAYLOAD_TOO_LARGE"),
     "an id of 10 KB": ({"originals": {"id": LONG}}, "INVALID_KEY"),
     "another stream": ({"stream": "ANOTHER_STREAM"}, "STREAM_MISMATCH"),
-    "no stream": ({"topic": "nowhere.at.all"}, "STREAM_MISSING"),
+    "no stream": ({"topic": "nowhere.at.all"}, "FOREIGN_SUBJECT"),
 }
 
 

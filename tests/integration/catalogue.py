@@ -299,7 +299,9 @@ TRIGGERS = {
     " OR (num_nonnulls(new.published_at, new.publish_error, new.dead_at, new.published_stream,"
     " new.published_seq, new.published_duplicate) > 0)"
     " OR (new.available_at < '0001-01-02 00:00:00+00'::timestamp with time zone)"
-    " OR (new.available_at >= '9999-12-31 00:00:00+00'::timestamp with time zone)))"
+    " OR (new.available_at >= '9999-12-31 00:00:00+00'::timestamp with time zone)"
+    " OR (new.occurred_at < '0001-01-02 00:00:00+00'::timestamp with time zone)"
+    " OR (jsonb_typeof(new.headers) <> 'object'::text) OR (jsonb_typeof(new.originals) <> 'object'::text)))"
     " EXECUTE FUNCTION relay_refuse_engine_columns()",
     "relay_count_reopened": "AFTER UPDATE ON public.outbox_events FOR EACH ROW"
     " WHEN (((new.published_at IS NULL) AND (new.dead_at IS NULL) AND (new.available_at IS NULL)"

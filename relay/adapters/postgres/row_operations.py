@@ -21,7 +21,7 @@ from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
 from relay.domain.disclosure import clean, stack_of
 from relay.domain.errors import NotPublishable, NotReplayable, RelayError
-from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, NO_ORIGINALS, Id, Identity
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, Id, Identity, known_originals
 from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
 from relay.domain.reasons import code_of, reason_filter
 
@@ -111,7 +111,7 @@ def named(row: Row, column: str) -> Row:
 
     A row whose id is text keeps its UUID as ``row_id``.
     """
-    originals = row.pop("originals", None) or NO_ORIGINALS
+    originals = known_originals(row.pop("originals", None))
     if ID in originals:
         row = {**row, column: originals[ID], "row_id": row[column]}
     return {**row, **{name: originals[name] for name in (CORRELATION_ID, CAUSATION_ID) if name in originals}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from relay.bus.http import json_response
+from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
 from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, row_of
@@ -76,7 +76,7 @@ def _show(kind: Kind) -> Any:
 def _body(kind: Kind, row: dict[str, Any]) -> Mapping[str, Any]:
     """Take the payload out of a row, as JSON shows it."""
     if kind.body == "payload":
-        return {"payload": json.loads(row.pop("payload"))}
+        return {"payload": read_json(row.pop("payload"))}
     return show_original(row.pop(kind.body))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from relay.domain.foreign_json import pretty_json
 from relay.domain.reasons import CODES, FAMILIES
 
 #: The colour of a state. The page always shows the word beside the colour.
@@ -115,10 +115,7 @@ def plural(count: int, noun: str) -> str:
 
 def pretty(text: str | None) -> str:
     """JSON in lines; other text as it is."""
-    try:
-        return json.dumps(json.loads(text or ""), indent=2, ensure_ascii=False)
-    except ValueError:
-        return text or ""
+    return pretty_json(text or "")
 
 
 def filters() -> dict[str, Any]:

@@ -21,8 +21,9 @@ from relay.bootstrap import cold_store
 from relay.commands.coldrows import ColdRows, archived_subject
 from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import RelayError
-from relay.domain.identity import Identity
+from relay.domain.identity import ID, Identity, known_originals
 from relay.domain.life import LifeSearch
+from relay.domain.moments import LATEST, moment, nearest
 from relay.domain.traceparent import TRACEPARENT, find
 from relay.settings import ContextSettings
 
@@ -125,7 +126,7 @@ def _grown(wanted: LifeSearch, found: Gathered) -> LifeSearch:
     # Handlers of a message without a correlation begin a chain of their own.
     begun = {row[key] for kind, row in rows if (key := _KEYS[kind]) and row["correlation_id"] is None}
     numbers = {str(row["id"]) for kind, row in rows if kind == "incidents"}
-    texts = {text for _, row in rows for text in (row.get("originals") or {}).values()}
+    texts = {text for _, row in rows for text in known_originals(row.get("originals")).values()}
     return wanted.and_(
         ids=keys | causes | sources,
         correlations=correlations,
@@ -156,7 +157,10 @@ def _made(id: UUID | None) -> datetime | None:
     """When a UUIDv7 was made."""
     if id is None or id.version != _WITH_TIME:
         return None
-    return datetime.fromtimestamp((id.int >> 80) / 1000, UTC)
+    try:
+        return nearest(datetime.fromtimestamp((id.int >> 80) / 1000, UTC))
+    except (ValueError, OverflowError):  # anybody may write an id, and most of them lie far ahead
+        return LATEST
 
 
 async def _archive(
@@ -187,7 +191,7 @@ def _wants(wanted: LifeSearch, row: Mapping[str, Any]) -> bool:
     places = ((row.get("published_stream"), row.get("published_seq")), (row.get("stream"), row.get("stream_seq")))
     return (
         row.get("message_id", row.get("id")) in wanted.texts
-        or (row.get("originals") or {}).get("id") in wanted.texts
+        or known_originals(row.get("originals")).get(ID) in wanted.texts
         or (row["correlation_id"] is not None and UUID(row["correlation_id"]) in wanted.correlations)
         or (row["causation_id"] is not None and UUID(row["causation_id"]) in wanted.causes)
         or wanted.place in places
@@ -201,7 +205,7 @@ def _read(row: Mapping[str, Any]) -> Row:
         for name in ("id", "message_id", "source_id", "correlation_id", "causation_id")
         if row.get(name)
     }
-    times = {name: datetime.fromisoformat(it) for name, it in row.items() if name.endswith("_at") and it}
+    times = {name: moment(it) for name, it in row.items() if name.endswith("_at") and it}
     return {**row, **ids, **times, "traceparent": _carried(row)}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from relay.adapters.postgres.life import Row
-from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID
+from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_originals
 from relay.domain.life import Step, StepKind
 from relay.domain.traceparent import trace_id
 from relay.ops.explain.gathering import Gathered
@@ -275,7 +275,7 @@ def _actions(context: str, row: Row) -> Iterator[_Node]:
 
 
 def _shown(row: Row, name: str, value: object) -> str:
-    return str((row.get("originals") or {}).get(name, value))
+    return known_originals(row.get("originals")).get(name, str(value))
 
 
 def _ids(row: Row) -> Mapping[str, Any]:

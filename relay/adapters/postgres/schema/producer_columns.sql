@@ -28,7 +28,8 @@ BEGIN
   ELSIF wrong IS NULL THEN
     RAISE check_violation USING
       MESSAGE = 'new row for relation "' || TG_TABLE_NAME || '" violates check constraint "' || TG_NAME || '"',
-      DETAIL = CASE TG_TABLE_NAME WHEN 'outbox_events' THEN 'available_at is not of the years 1 to 9999'
+      DETAIL = CASE TG_TABLE_NAME WHEN 'outbox_events' THEN
+          'a time is not of the years 1 to 9999, or headers or originals is no JSON object'
         ELSE 'a time is not of the years 1 to 9999, or metadata or originals is no JSON object, or type or'
           ' concurrency_key has more than 1000 bytes' END,
       HINT = 'correct the value, or leave it out', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
@@ -51,7 +52,9 @@ CREATE TRIGGER chk_outbox_producer BEFORE INSERT ON outbox_events
     NEW.publish_attempts <> 0 OR NEW.generation <> 0
     OR num_nonnulls(NEW.published_at, NEW.publish_error, NEW.dead_at, NEW.published_stream, NEW.published_seq,
                     NEW.published_duplicate) > 0
-    OR NEW.available_at < '0001-01-02 00:00+00' OR NEW.available_at >= '9999-12-31 00:00+00')
+    OR NEW.available_at < '0001-01-02 00:00+00' OR NEW.available_at >= '9999-12-31 00:00+00'
+    OR NEW.occurred_at < '0001-01-02 00:00+00'
+    OR jsonb_typeof(NEW.headers) <> 'object' OR jsonb_typeof(NEW.originals) <> 'object')
   EXECUTE FUNCTION relay_refuse_engine_columns();
 
 CREATE TRIGGER chk_task_producer BEFORE INSERT ON task_outbox
