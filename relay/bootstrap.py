@@ -26,6 +26,7 @@ from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.budget import Budgets
+from relay.adapters.postgres.fitting import FIT_TIMES, FitConnections, FitTimes
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -108,7 +109,14 @@ class Application:
     any thread, before the process stops. Actor modules add their own functions.
     """
 
-    def __init__(self, settings: Settings, *, role: str = "relay", gate_times: GateTimes = GATE_TIMES) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        role: str = "relay",
+        gate_times: GateTimes = GATE_TIMES,
+        fit_times: FitTimes = FIT_TIMES,
+    ) -> None:
         self.settings = settings
         self.facts = Facts()
         self.stopping = False
@@ -121,6 +129,7 @@ class Application:
         self.members = Members(self.gates.client, settings.redis_namespace)
         self._role = role
         self.budgets = Budgets(settings.max_connections)
+        self._fitting = FitConnections(settings.max_connections, self.members, fit_times)
         # As many batches as one context alone has: two of each shard. All contexts share them.
         self._batches = FairSlots(2 * max((it.publish.shards for it in settings.contexts.values()), default=1))
         self._contexts: dict[str, Context] = {}
@@ -133,7 +142,12 @@ class Application:
     async def start(self) -> None:
         """Begin to connect. Returns at once, even if the servers do not answer."""
         for name in self.settings.contexts:
-            await self.context(name).pool.open()
+            parts = self.context(name)
+            await parts.pool.open()
+            database = parts.settings.pooler or parts.settings.database
+            pooled = parts.settings.pooler is not None
+            self._fitting.add(self.budgets.of(database), parts.pool, pooled=pooled)
+        self._fitting.start()
         self.nats.start()
         for begin in self.on_start:
             await begin()
@@ -149,6 +163,7 @@ class Application:
         self.stopping = True
         for close in self.on_stop:
             await close()
+        await self._fitting.stop()
         await self.nats.close()
         await self.gates.aclose()
         for context in self._contexts.values():

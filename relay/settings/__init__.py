@@ -77,12 +77,12 @@ def load_settings(path: Path | None = None, environ: Mapping[str, str] | None = 
     settings, problems = _build(read.data)
     problems = [*read.problems, *problems, *_written_names(read.data)]
     if settings is not None:
+        settings._origins.update(read.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
         problems += check(settings)
         if not settings.contexts and not problems:
             problems.append(SettingProblem(("contexts",), "no context is declared", _HINT))
     if problems or settings is None:
         raise refuse(problems, read.origins)
-    settings._origins.update(read.origins)  # noqa: SLF001 - ours: pydantic has no other place for it
     return settings
 
 

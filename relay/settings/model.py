@@ -414,6 +414,7 @@ class Settings(Section):
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
     ``max_connections``: how many connections a process has to one PostgreSQL server at most, for all contexts.
+    None: a fair part of a third of what the server allows.
     ``outage_errors``: exceptions of Python functions that say that something is away, besides those that are
     known: ``package.Class``. ``fleet``: the supervisor that has started this process. `relay fleet` sets it for
     its workers. ``failpoints``: for tests of jetrelay itself, see `relay.failpoints`. No service sets it.
@@ -430,7 +431,7 @@ class Settings(Section):
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))
     task_window: int = Field(default=200, ge=1, le=100_000)
     pull_bytes: Size = Field(default=32 * 1024**2, ge=1024**2)
-    max_connections: int = Field(default=64, ge=4, le=10_000)
+    max_connections: int | None = Field(default=None, ge=4, le=10_000)
     outage_errors: ErrorNames = ()
     fleet: str | None = Field(default=None, pattern=r"^[0-9a-f]{1,32}-[0-9]{1,10}$")
     failpoints: DirectoryPath | None = None

@@ -255,6 +255,23 @@ def _filters_reach(settings: Settings) -> Problems:
             yield SettingProblem(_sub(subscription, "filter_subject"), message)
 
 
+def _renamed(settings: Settings) -> Problems:
+    """Check that subscriptions follow streams that a prefix renames: the old name would deliver nothing."""
+    for name, context in settings.contexts.items():
+        usual = {f"{name.upper()}_DLQ": context.dlq.name}
+        if context.stream is not None:
+            usual[f"{name.upper()}_EVENTS"] = context.stream.name
+        places = {f"{name.upper()}_EVENTS": "stream", f"{name.upper()}_DLQ": "dlq"}
+        for subscription in _all_subscriptions(settings):
+            now = usual.get(subscription.stream, subscription.stream)
+            if now == subscription.stream or subscription.stream in {it.name for _, it in _all_streams(settings)}:
+                continue
+            origin = settings._origins.get(("contexts", name, places[subscription.stream], "name"))  # noqa: SLF001
+            if origin == "env NATS_STREAM_PREFIX":
+                message = f"NATS_STREAM_PREFIX calls {subscription.stream} {now}"
+                yield SettingProblem(_sub(subscription, "stream"), message, f'write stream = "{now}"')
+
+
 def _metrics(settings: Settings) -> Problems:
     """Check that the counts of worker processes can be added up: Prometheus reads them at one address."""
     if settings.metrics.worker is not None and settings.metrics.directory is None:
@@ -486,5 +503,5 @@ _OF_CONTEXT: Final = (_cloudevents, _back_off, _dead_letters, _archive, _backpre
 _OF_SUBSCRIPTION: Final = (_handler_time, _handler_kind, _on_failure, _order)
 _OF_ALL: Final = (
     *(_databases, _streams, _ways, _commands, _queries),
-    *(_durables, _filters_reach, _archived_streams, _metrics, _credentials),
+    *(_durables, _filters_reach, _renamed, _archived_streams, _metrics, _credentials),
 )

@@ -203,10 +203,12 @@ def test_the_address_of_a_webhook_is_not_shown() -> None:
 
 
 def test_pools_that_may_take_more_connections_than_there_are_are_told() -> None:
-    [finding] = handlers.connections(SETTINGS, {"sea": 96}, 5)
+    assert list(handlers.connections(SETTINGS, {"sea": 4}, 5)) == [], "the default fits the server"
+    given = SETTINGS.model_copy(update={"max_connections": 64})
+    [finding] = handlers.connections(given, {"sea": 96}, 5)
     assert finding.code == "CONNECTION_BUDGET"
     assert re.findall(r"\d+", finding.text)[:4] == ["6", "1", "97", "96"]
-    assert list(handlers.connections(SETTINGS, {"sea": 97}, 5)) == []
+    assert list(handlers.connections(given, {"sea": 97}, 5)) == []
     modest = SETTINGS.model_copy(update={"max_connections": 10})
     assert list(handlers.connections(modest, {"sea": 61}, 5)) == []
-    assert list(handlers.connections(SETTINGS, {}, 5)) == []
+    assert list(handlers.connections(given, {}, 5)) == []

@@ -12,7 +12,7 @@ from relay.domain.errors import UnknownContext
 from relay.domain.topology import RELAY_ADVISORIES
 from relay.settings import Settings, effective, load_settings
 from relay.settings.urls import hide_url
-from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, source
+from tests.unit.settings_support import BASE, SUB, SUB_ENV, Load, loader, refused, source
 
 SECOND = timedelta(seconds=1)
 
@@ -153,6 +153,19 @@ def test_of_the_variables_of_the_message_contracts_values_win_and_prefixes_name_
     # Dead letters are neither dropped earlier nor limited by subject.
     assert (sea.dlq.max_age, sea.dlq.max_msgs_per_subject) == (timedelta(days=30), -1)
     assert source(settings, "contexts.sea.stream.max_age") == ("1h", "env NATS_MESSAGE_TTL_SECS")
+
+
+def test_a_subscription_follows_the_stream_that_a_prefix_renames(load: Load) -> None:
+    error = refused(load, BASE, NATS_STREAM_PREFIX="dev")
+    assert error.field == f"{SUB}.stream"
+    assert 'NATS_STREAM_PREFIX calls VIBESPRO_EVENTS dev-vibespro-events (write stream = "dev' in str(error)
+    letters = BASE.replace("VIBESPRO_EVENTS", "VIBESPRO_DLQ").replace("vibespro.event.>", "vibespro.dlq.>")
+    assert "dev-vibespro-dlq" in str(refused(load, letters, NATS_STREAM_PREFIX="dev"))
+    follows = BASE.replace("VIBESPRO_EVENTS", "${NATS_STREAM_PREFIX:-x}-vibespro-events")
+    own = f'{BASE}[contexts.vibespro.stream]\nname = "VIBESPRO_EVENTS"\n'
+    foreign = BASE.replace("VIBESPRO_EVENTS", "ELSEWHERE")
+    for text in (follows, own, foreign):
+        load(text, NATS_STREAM_PREFIX="dev")
 
 
 def test_empty_variables_and_those_of_kubernetes_are_not_ours(load: Load) -> None:

@@ -25,6 +25,8 @@ from relay.domain.errors import ConnectionsBusy
 
 #: How many connections a process has to a server by default.
 MOST: Final = 64
+#: With fewer a process cannot run a function and settle its claim.
+LEAST: Final = 2
 #: Functions leave this part of the connections (a quarter) to the relay's own statements, which renew and settle
 #: claims. A single database leaves the same part to others, because it or its functions may hang.
 _KEPT_BACK: Final = 4
@@ -79,12 +81,10 @@ class Budget:
     """
 
     def __init__(self, most: int = MOST, *, wait: float = 10.0, idle: float = 10.0) -> None:
-        self.most, self.wait, self._idle = most, wait, idle
-        #: Limit of all functions together; also of one database, if there are several.
-        kept_back = max(1, most // _KEPT_BACK)
-        self.most_alike = max(1, most - kept_back)
-        #: Limit of the functions of one database, if there are several. So its own statements have a quarter, too.
-        self._most_lent = max(1, most - 2 * kept_back)
+        self.wait, self._idle = wait, idle
+        self._limit(most)
+        #: Whether the server has refused since `fit`; whether the limit is still below the one before.
+        self._refused = self._growing = False
         self._lock = threading.Lock()
         self._owners: set[Owner] = set()
         self._databases: set[_Parts] = set()
@@ -92,6 +92,41 @@ class Budget:
         self._waiting: list[tuple[Owner, Future[_Found]]] = []
         self._attending = 0
         self._keeper: asyncio.Task[None] | None = None
+
+    def _limit(self, most: int) -> None:
+        self.most = most
+        #: Limit of all functions together; also of one database, if there are several.
+        kept_back = max(1, most // _KEPT_BACK)
+        self.most_alike = max(1, most - kept_back)
+        #: Limit of the functions of one database, if there are several. So its own statements have a quarter, too.
+        self._most_lent = max(1, most - 2 * kept_back)
+
+    def fit(self, most: int) -> None:
+        """Allow so many connections from now on. After a refusal each call allows twice as many, up to ``most``.
+
+        Unused connections above the limit are closed now, others when they are given back.
+        """
+        with self._lock:
+            grown = self.most if self._refused else 2 * self.most
+            self._growing = self._growing and grown < most
+            self._limit(max(LEAST, min(most, grown) if self._growing else most))
+            self._refused = False
+            self._shrink()
+            self._serve()
+
+    def refused(self) -> None:
+        """The server has no room: close all unused connections, and have half as many until `fit` lets it grow."""
+        with self._lock:
+            for owner in self._owners:
+                while owner.idle:
+                    self._finish(owner)
+            if not self._refused:  # else it has given way already: many callers are refused at once
+                self._refused = self._growing = True
+                self._limit(max(LEAST, min(self.most, self.open) // 2))
+
+    def _shrink(self) -> None:
+        while self.open > self.most and self._evict([lambda _: True]):
+            pass
 
     def owner(self, url: str = "", *, lent: bool = False) -> Owner:
         """Begin an account with the database at an address. `close` ends it."""
@@ -158,7 +193,7 @@ class Budget:
             return future
 
     def _put(self, owner: Owner, kept: _Found) -> None:
-        if kept is not None and owner.closed:
+        if kept is not None and (owner.closed or self.open > self.most):
             kept.finish()
             kept = None
         if kept is None:
@@ -277,8 +312,9 @@ class Budget:
 class Budgets:
     """The budgets of a process, one for each server."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, most: int | None = MOST) -> None:
+        """``most``: for each server. None: the server's size decides, see `relay.adapters.postgres.fitting`."""
+        self._most = most or MOST
         self._budgets: dict[_Parts, Budget] = {}
 
     def of(self, url: str) -> Budget:

@@ -54,6 +54,9 @@ def migrated() -> Iterator[None]:
         ) from error
 
 
+#: The server, or the pooler, allows no further session.
+NO_ROOM: Final = "all its connections are in use"
+
 # The driver's messages may quote host names, users and, for a malformed URL, the password. So they are matched and
 # never passed on.
 _REASONS: Final = (
@@ -79,9 +82,12 @@ _REASONS: Final = (
     ("translate host", "the host name cannot be resolved"),
     ("starting up", "the server is starting up"),
     ("shutting down", "the server is shutting down"),
-    ("too many clients", "all its connections are in use"),
-    ("too many connections", "all its connections are in use"),
-    ("remaining connection slots", "all its connections are in use"),
+    ("too many clients", NO_ROOM),
+    ("too many connections", NO_ROOM),
+    ("remaining connection slots", NO_ROOM),
+    # PgBouncer: max_client_conn, max_db_client_connections, max_user_client_connections.
+    ("no more connections allowed", NO_ROOM),
+    ("client connections exceeded", NO_ROOM),
     ("unsupported startup parameter", "a pooler accepts no options in an address: set them in the pooler"),
     ("does not exist", "the database or the user does not exist"),
     ("No such file", "nothing listens on its socket"),

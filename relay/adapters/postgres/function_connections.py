@@ -21,12 +21,13 @@ from sqlalchemy.orm import Session
 
 from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.enqueue import Row
+from relay.adapters.postgres.failures import NO_ROOM, reason
 from relay.adapters.postgres.lazy_transactions import DIALECT, LazyAsyncConnection, LazyConnection
 from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, as_sent, exchange, rows
 from relay.adapters.postgres.pool import has_input, prepares
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import write_later
-from relay.domain.errors import ClaimLost
+from relay.domain.errors import ClaimLost, ConnectionsBusy
 from relay.failpoints import enabled, reach
 
 #: Asks for the server process of a transaction. Behind a pooler, the number from the connect is not this process.
@@ -302,6 +303,7 @@ class FunctionConnections:
             return FunctionConnection(LazyConnection.connect(self._url, **self._connection))
         except BaseException as error:
             self._budget.give(self._plain, None)
+            self._told(error)
             if isinstance(error, DBAPIError):
                 raise error.orig or error from None
             raise
@@ -328,7 +330,7 @@ class FunctionConnections:
         kept = await self._budget.take(self._async)
         try:
             if kept is None:
-                kept = AsyncFunctionConnection(await LazyAsyncConnection.connect(self._url, **self._connection))
+                kept = AsyncFunctionConnection(await self._connect())
             assert isinstance(kept, AsyncFunctionConnection)
             yield kept
         finally:
@@ -336,6 +338,19 @@ class FunctionConnections:
             if kept is not None and not ready:
                 kept.finish()
             self._budget.give(self._async, kept if ready else None)
+
+    async def _connect(self) -> Any:
+        try:
+            return await LazyAsyncConnection.connect(self._url, **self._connection)
+        except Exception as error:
+            self._told(error)
+            raise
+
+    def _told(self, error: BaseException) -> None:
+        """Give way if the server has no room. The function was not called, so this spends no attempt."""
+        if reason(error) == NO_ROOM:
+            self._budget.refused()
+            raise ConnectionsBusy(f"the server refuses a connection: {NO_ROOM}") from None
 
     @property
     def idle(self) -> int:

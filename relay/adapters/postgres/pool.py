@@ -20,7 +20,7 @@ from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_loads
 
 from relay.adapters.postgres.budget import Budget
-from relay.adapters.postgres.failures import migrated, reached, reaching, reason
+from relay.adapters.postgres.failures import NO_ROOM, migrated, reached, reaching, reason
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
 from relay.domain.foreign_json import read_json
@@ -122,7 +122,7 @@ def has_input(socket: int) -> bool:
 class Pool:
     """The connections to a database, made on demand, for at most ``max_size`` callers at a time.
 
-    All pools of a process to one server share its ``budget``, and no pool may take all of it; without one, a pool
+    All pools of a process to one server share its ``budget``; without one, a pool
     has its own. Open it inside the event loop. ``configure`` gets each new connection. ``pooler``: whether the
     address leads to a pooler in transaction mode. ``timeout``: for how many seconds a caller tries to connect.
     """
@@ -217,6 +217,8 @@ class Pool:
                     made = await self._dial()
             except DatabaseUnreachable as error:
                 self._away = error
+                if error.message == NO_ROOM:
+                    self._budget.refused()
                 if self._owner.closed or time.monotonic() + pause > until:
                     raise
             else:

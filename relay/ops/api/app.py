@@ -36,6 +36,8 @@ from relay.settings import ContextSettings, Settings
 
 #: The connections for one context, and the time limit of a page in milliseconds.
 _CONNECTIONS: Final = 4
+#: Its connections to a server, unless `max_connections` says another number.
+_ALL_CONNECTIONS: Final = 8
 _LIMIT_MS: Final = "10000"
 #: How long files of an archive are read for one answer, in seconds.
 _PATIENCE_S: Final = 20.0
@@ -48,7 +50,7 @@ def create_app(settings: Settings, pools: ContextPools | None = None, limits: Op
 
     ``pools``: its connections, which it closes; its own if none are given.
     """
-    pools = pools or ContextPools(settings.max_connections)
+    pools = pools or ContextPools(settings.max_connections or _ALL_CONNECTIONS)
 
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:

@@ -87,6 +87,8 @@ def connections(settings: Settings, room: Mapping[str, int], workers: int) -> It
 
     ``workers``: how many processes take jobs, at least one. A scheduler is one process more.
     """
+    if settings.max_connections is None:  # each process takes what fits
+        return
     servers = Counter(_server(context) for name, context in settings.contexts.items() if name in room)
     pooled = Counter(_server(context) for context in settings.contexts.values() if context.pooler is not None)
     allowed = {_server(context): room[name] for name, context in settings.contexts.items() if name in room}
