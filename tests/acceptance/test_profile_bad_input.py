@@ -304,7 +304,8 @@ def test_rows_that_sql_got_past_the_checks_are_marked_and_those_of_a_stream_can_
     fleet.query(context, "UPDATE outbox_events SET stream = NULL WHERE aggregate_id = %s", ids["another stream"])
     mend = "UPDATE outbox_events SET topic = %s WHERE aggregate_id = %s"
     fleet.query(context, mend, good.topic, ids["no stream"])
-    fleet.relay("outbox", "retry", "--context", context, "--error", "STREAM_", "--yes")
+    for error in ("STREAM_", "FOREIGN_SUBJECT"):
+        fleet.relay("outbox", "retry", "--context", context, "--error", error, "--yes")
     mended = {ids["another stream"], ids["no stream"]}
     wait_for("the mended ones took effect", lambda: mended <= fleet.effects(one).keys())
     assert not {ids["oversized"], ids["an id of 10 KB"]} & fleet.effects(one).keys()

@@ -74,6 +74,7 @@ def event(connection: psycopg.Connection, name: str, state: str = "waiting", **m
         "payload": json.dumps({"order": name, "secret": "pears"}),
     }
     values |= {"age": 90, "chain": None, "cause": None, "error": None, "n": 1, "id": number(name), "state": state}
+    connection.execute("SET relay.restoring = on")  # a row of any state
     connection.execute(_NEW_EVENT, {**values, **more})
     return number(name)
 
@@ -104,6 +105,7 @@ def task(connection: psycopg.Connection, name: str, state: str = "pending", **mo
         "attempts": 1,
     }
     values |= {"error": None, "cause": None, "chain": None, **more}
+    connection.execute("SET relay.restoring = on")
     connection.execute(_TASK, values)
     return number(name)
 

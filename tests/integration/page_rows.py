@@ -42,7 +42,6 @@ _TIMEOUT = "exhausted: 20 attempts, the last one: time-out: no answer"
 def fill(sea: str, vibespro: str) -> None:
     """Rows that are looked at, decided about and archived, in the databases of both contexts."""
     with psycopg.connect(vibespro) as connection:
-        connection.execute("SET relay.restoring = on")  # rows of any state
         event(connection, "vibe", "published", id=MESSAGE, n=PLACE, chain=MESSAGE)
         connection.execute(
             "UPDATE outbox_events SET published_stream = 'VIBESPRO_EVENTS', aggregate_type = 'vibe',"
@@ -57,7 +56,6 @@ def fill(sea: str, vibespro: str) -> None:
         event(connection, "failing", "failing", error="STREAM_MISSING: no stream takes vibespro.event.x.v1")
         connection.execute(_JOB, ["publish:vibespro"])
     with psycopg.connect(sea) as connection:
-        connection.execute("SET relay.restoring = on")
         _incidents(connection)
         _tasks(connection)
         connection.execute(_JOB, ["publish:sea"])
