@@ -17,8 +17,14 @@ import httpx2
 import psycopg
 import pytest
 
+from relay.adapters.coldstore import FolderStore
+from relay.commands.coldrows import ColdRows
 from relay.devstack import NatsServer, ValkeyServer
+from relay.domain.archive import ArchiveKind, RowFilter
+from relay.domain.moments import LATEST
 from relay.ops.kinds import KINDS
+from tests.integration import archiving
+from tests.integration.archiving import ANN, archived
 from tests.integration.console_pages import basic
 from tests.integration.console_rows import number
 from tests.integration.ops_api import Api, serving
@@ -45,25 +51,18 @@ VALUES: dict[str, list[Any]] = {
     "bytea": [b"", b"\xff\x00", b"[" * 100_000, b'"\\ud800"', b"[NaN, " + DIGITS.encode() + b"]", DEEP.encode()],
     "boolean": [True, False],
 }
-#: Tables, their ids, and a row that is like others.
-TABLES = {
-    "outbox_events": ("id", str(number("first"))),
-    "inbox_messages": ("message_id", str(number("failing-message"))),
-    "task_outbox": ("id", str(number("task-failed"))),
-    "dead_letters": ("id", None),
-}
+#: Tables, and their ids.
+TABLES = {"outbox_events": "id", "inbox_messages": "message_id", "task_outbox": "id", "dead_letters": "id"}
 COLUMNS = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s ORDER BY 1"
 
 
-def hostile(conn: psycopg.Connection, table: str) -> Iterator[str]:
-    """Write a row for each value of each column; yields their ids. What an index refuses is not there."""
-    key, like = TABLES[table]
+def hostile(conn: psycopg.Connection, table: str, like: str) -> Iterator[str]:
+    """Write a row like another for each value of each column; yields ids. What an index refuses is not there."""
+    key = TABLES[table]
     columns = conn.execute(COLUMNS, [table]).fetchall()
     made = f"jsonb_populate_record(NULL::{table}, to_jsonb(old) || %s::jsonb)"
     found = f"FROM {table} AS old WHERE {key}::text = %s RETURNING {key}::text"
     copy = f"INSERT INTO {table} OVERRIDING SYSTEM VALUE SELECT ({made}).* {found}"
-    if like is None:
-        [[like]] = conn.execute(f"SELECT min({key})::text FROM {table}").fetchall()
     numbers = iter(range(10**6, 2 * 10**6))
     for column, kind in columns:
         for value in VALUES.get(kind, ()):
@@ -86,19 +85,26 @@ async def rows(
         yield rows
 
 
-def write(url: str) -> dict[str, list[str]]:
+def write(url: str, **like: object) -> dict[str, list[str]]:
+    """Write hostile rows into tables. ``like``: the id of an ordinary row of each."""
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute("SET session_replication_role = replica")
         for [table, name] in conn.execute(
             "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'c'"
         ).fetchall():
-            if table in TABLES:
+            if table in like:
                 conn.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{name}"')
-        return {table: list(hostile(conn, table)) for table in TABLES}
+        return {table: list(hostile(conn, table, str(id))) for table, id in like.items()}
 
 
 async def test_every_reader_shows_every_row(rows: Rows, database_url: str) -> None:
-    ids = write(database_url)
+    ids = write(
+        database_url,
+        outbox_events=number("first"),
+        inbox_messages=number("failing-message"),
+        task_outbox=number("task-failed"),
+        dead_letters=min(rows.letters),
+    )
     assert min(map(len, ids.values())) > 30
     async with serving(rows.settings) as api:
         wrong = [it async for it in misread(api, rows, ids)]
@@ -131,3 +137,28 @@ def questions(context: str, ids: dict[str, list[str]]) -> Iterator[tuple[str, st
         # Others of the same values.
         for id in found[::4] if place != "dead-letters" else ():
             yield "/explain", "/explain", {"id": id}
+
+
+# --- the archive ---
+
+
+async def test_the_archive_gives_back_every_row_as_it_was(
+    database_url: str, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with archived(database_url, nats_server.url, tmp_path / "cold") as archive:
+        [event], [message], [task] = await archive.events(1), archive.messages(1), archive.tasks(1)
+        write(database_url, outbox_events=event, inbox_messages=message, task_outbox=task)
+        before = {kind: contents(database_url, kind) for kind in ArchiveKind}
+        await archive.command().run(ANN)
+        assert all(len(contents(database_url, kind)) < len(before[kind]) / 2 for kind in ArchiveKind)
+        assert [it for it in await archive.verified() if it.error or it.left_over] == []
+        cold = ColdRows(archive.tables, FolderStore(archive.root), lambda row: row.get("subject"))
+        for kind in ArchiveKind:
+            await cold.restore(kind, RowFilter(until=LATEST), ANN, lambda *_: None)
+        assert {kind: contents(database_url, kind) for kind in ArchiveKind} == before
+
+
+def contents(url: str, kind: ArchiveKind) -> dict[str, str]:
+    table, key = archiving.TABLES[kind]
+    with psycopg.connect(url) as conn:
+        return dict(conn.execute(f"SELECT {key}::text, to_jsonb(t)::text FROM {table} AS t".encode()).fetchall())

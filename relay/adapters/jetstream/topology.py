@@ -7,6 +7,7 @@ deleted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from relay.domain.errors import BrokerUnreachable, ConfigurationError
 from relay.domain.topology import ConsumerSpec, StreamSpec
 
 _NAME_IN_USE: Final = 10058
+#: What can be the name of a stream.
+_NAME: Final = re.compile(r"[^\s.*>/\\]{1,255}")
 _HINTS: Final = {
     10047: "max_bytes is reserved at once: free disk space, raise the server's max_file_store or lower max_bytes",
     10059: "the context that owns the stream must create it first",
@@ -223,7 +226,12 @@ def _changes(differences: Sequence[Difference]) -> list[TopologyChange]:
 
 
 async def find_stream(js: JetStreamContext, name: str) -> StreamInfo | None:
-    """What the server says about a stream; None if there is none of this name."""
+    """What the server says about a stream; None if there is none of this name, or cannot be one.
+
+    A name may come from a row. One that NATS takes for no name would break the request, or the connection.
+    """
+    if not (_NAME.fullmatch(name) and name.isprintable()):
+        return None
     try:
         return await js.stream_info(name)
     except NotFoundError:

@@ -68,6 +68,20 @@ CREATE TRIGGER chk_task_producer BEFORE INSERT ON task_outbox
     OR octet_length(NEW.type) > 1000 OR octet_length(NEW.concurrency_key) > 1000)
   EXECUTE FUNCTION relay_refuse_engine_columns();
 
+-- POL-047-002 is for events that come, not for those that come back.
+CREATE OR REPLACE FUNCTION relay_refuse_future_event() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  IF NEW.published_at IS NOT NULL AND has_table_privilege(TG_RELID, 'UPDATE') THEN
+    RETURN NULL;
+  END IF;
+  RAISE check_violation USING
+    MESSAGE = 'new row for relation "' || TG_TABLE_NAME || '" violates check constraint "' || TG_NAME || '"',
+    DETAIL = 'occurred_at is more than a minute ahead of the clock of the database',
+    HINT = 'use available_at to delay an event',
+    SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME, COLUMN = 'occurred_at';
+END $$;
+
 -- Whether JSON can be unpacked: no number in it has more than 400 digits, which no client reads. One of twelve bytes may
 -- have a hundred thousand, so a row of two thousand bytes may be a text of thirty million.
 CREATE FUNCTION relay_unpacks(of_row JSONB) RETURNS BOOLEAN LANGUAGE sql IMMUTABLE PARALLEL SAFE
