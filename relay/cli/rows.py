@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from keyword import iskeyword
+from pathlib import Path
+from shutil import copyfileobj
 from typing import Annotated, Any, Final, TypeAlias, get_args
 from uuid import UUID
 
 import typer
 
+from relay.adapters.postgres.bounded import DETAIL
 from relay.adapters.postgres.paging import Page, Row, counted
 from relay.bus.errors import NothingFound
 from relay.cli.options import (
@@ -39,14 +42,14 @@ from relay.cli.options import (
     with_options,
 )
 from relay.cli.tables import View, print_fields, print_rows
-from relay.domain.errors import RelayError
+from relay.domain.errors import InvalidRequest, RelayError
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.domain.operators import Outcome
 from relay.domain.reasons import CODES, FAMILIES
 from relay.ops.kinds import Action, Filter, Kind, Listing
 from relay.ops.kinds.model import either
-from relay.ops.requests import ActOnRows, FindRows, GetRow
+from relay.ops.requests import ActOnRows, FindRows, GetRow, ReadPayload
 from relay.settings import ContextSettings, load_settings
 
 #: Called with what was done, before the answer is printed.
@@ -257,6 +260,16 @@ class RowCommands:
             return None
         return {"context": context.name, **row}
 
+    def save(self, id: Any, context: str, path: Path) -> None:
+        """Write the whole payload of a row into a file. Raises InvalidRequest if the file cannot be written."""
+        query = ReadPayload(kind=self.kind.path, context=context, id=id)
+        with asyncio.run(query_context(one_context(context, self.kind.fits), query)) as found:
+            try:
+                with path.open("wb") as file:
+                    copyfileobj(found, file)
+            except OSError as error:
+                raise InvalidRequest(f"{path}: {error.strerror}", field="--payload-to") from None
+
     def choose(self, options: dict[str, Any], states: Sequence[str]) -> tuple[ContextSettings, Sequence[Any]]:
         """Return the context, and the ids given or those of all rows that the filters find.
 
@@ -343,7 +356,11 @@ def _show(rows: RowCommands) -> Callable[..., None]:
     context: Any = OneContextOption if kind.id is int else ContextOption
     options: Options = {
         "id": (Annotated[kind.id, typer.Argument(help=f"The {kind.one}, by its id.")], ...),
-        "payload": (Annotated[bool, typer.Option("--payload", help="Show the payload too.")], False),
+        "payload": (
+            Annotated[bool, typer.Option("--payload", help="Show the payload too, up to 256 KiB.")],
+            False,
+        ),
+        "payload_to": (Annotated[Path | None, typer.Option(help="Write the whole payload to this file.")], None),
         "context": (context, None),
         "as_json": (JsonOption, False),
     }
@@ -351,12 +368,18 @@ def _show(rows: RowCommands) -> Callable[..., None]:
     @with_options(options)
     def show(*, options: dict[str, Any]) -> None:
         fields = rows.get(rows.key(options["id"]), options["context"])
+        if options["payload_to"] is not None:
+            rows.save(rows.key(options["id"]), fields["context"], options["payload_to"])
         body: dict[str, Any]
+        size = fields["payload_bytes"]
+        cut = size is None or size > DETAIL
         if kind.body == "payload":
             text = fields.pop("payload")
-            body = {"payload": read_json(text) if options["as_json"] else text}
+            body = {"payload": read_json(text) if options["as_json"] and not cut else text}
         else:
-            body = dict(show_original(fields.pop(kind.body)))
+            body = dict(show_original(fields.pop(kind.body), cut=cut))
+        if cut:
+            body["payload_cut"] = "the rest: --payload-to FILE"
         _print_one(fields, body if options["payload"] else {}, as_json=options["as_json"])
 
     show.__doc__ = f"Show one {kind.one}: {kind.shows}."

@@ -195,7 +195,7 @@ def _payload(body: bytes, payload: Any) -> tuple[str, str]:
     """A JSON text that has the payload, and where in it."""
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     else:
         text = body.decode(json.detect_encoding(body))

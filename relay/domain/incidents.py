@@ -7,10 +7,11 @@ incident of the same message, with the next ``occurrence``.
 from __future__ import annotations
 
 import base64
+import codecs
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from relay.domain.errors import (
     IncidentClosed,
@@ -23,6 +24,8 @@ from relay.domain.identity import (
     Id,
 )
 from relay.domain.policies import DeadLetterClass
+
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
 
 
 class IncidentStatus(Enum):
@@ -178,14 +181,17 @@ def encode_original(body: bytes) -> dict[str, str]:
     return {"original": text, "original_encoding": encoding}
 
 
-def show_original(body: bytes | None) -> dict[str, str | None]:
-    """Encode the original as `encode_original` does, for operators, who know it as the payload."""
-    text, encoding = (None, None) if body is None else _encoded(body)
+def show_original(body: bytes | None, *, cut: bool = False) -> dict[str, str | None]:
+    """Encode the original as `encode_original` does, for operators, who know it as the payload.
+
+    ``cut``: it is only the beginning, and may end within a character.
+    """
+    text, encoding = (None, None) if body is None else _encoded(body, cut=cut)
     return {"payload": text, "payload_encoding": encoding}
 
 
-def _encoded(body: bytes) -> tuple[str, str]:
+def _encoded(body: bytes, *, cut: bool = False) -> tuple[str, str]:
     try:
-        return body.decode(), "utf-8"
+        return _UTF8().decode(body, not cut), "utf-8"
     except UnicodeDecodeError:
         return base64.b64encode(body).decode(), "base64"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeAlias
+from tempfile import TemporaryFile
+from typing import IO, Any, Final, TypeAlias
 
 from relay.adapters.postgres.actions import Actions
 from relay.adapters.postgres.archive import PostgresArchive
@@ -26,6 +28,8 @@ from relay.settings import ContextSettings
 
 #: Lends the database of a context. Raises DatabaseUnreachable.
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
+#: So many whole payloads are read at the same time: each may take the server a second, and this disk a gigabyte.
+_PAYLOADS: Final = 2
 #: Groups are counted among this many of the newest rows.
 MAX_GROUPED: Final = 10_000
 #: Delivered tasks count too if they are due within a year.
@@ -40,6 +44,7 @@ class RowHandlers:
 
     def __init__(self, contexts: Mapping[str, ContextSettings], sources: Sources, window: int = WINDOW) -> None:
         self._contexts, self._sources, self._window = contexts, sources, window
+        self._reading = asyncio.Semaphore(_PAYLOADS)
 
     def _lend(self, context: str) -> AbstractAsyncContextManager[Source]:
         return self._sources(of_context(self._contexts, context))
@@ -50,6 +55,7 @@ class RowHandlers:
         bus.handles(requests.FindRows)(self._find)
         bus.handles(requests.GroupRows)(self._group)
         bus.handles(requests.GetRow)(self._get)
+        bus.handles(requests.ReadPayload)(self._payload)
         bus.handles(requests.ListParked)(self._parked)
         bus.handles(requests.ListTaskQueues)(self._task_queues)
         bus.handles(requests.ReadSchedule)(self._schedule)
@@ -127,6 +133,21 @@ class RowHandlers:
         async with self._store(query.kind, query.context) as store:
             row: Row | None = await store.get(query.id)
             return row
+
+    async def _payload(self, query: requests.ReadPayload) -> IO[bytes] | None:
+        """Read it whole before anybody gets a byte of it: who reads slowly holds a file, and no connection."""
+        file = TemporaryFile()  # noqa: SIM115 - who reads it closes it
+        try:
+            async with self._reading, self._store(query.kind, query.context) as store:
+                found = await store.payload(query.id, file)
+        except BaseException:
+            file.close()
+            raise
+        if found is None:
+            file.close()
+            return None
+        file.seek(0)
+        return file
 
     async def _act(self, command: requests.ActOnRows) -> Outcome:
         """Do what was asked, at most: a filter that now finds more than was counted changes nothing."""

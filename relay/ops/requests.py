@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import IO, Annotated, Any, TypeAlias
 
 from pydantic import Field
 
@@ -65,7 +65,15 @@ class GroupRows(Query[Groups]):
 
 
 class GetRow(Query[Row]):
-    """All fields of one row, its payload too, and its history; nothing if there is no such row."""
+    """All fields of one row, the beginning of its payload, and its history; nothing if there is no such row."""
+
+    kind: str
+    context: str
+    id: Any
+
+
+class ReadPayload(Query[IO[bytes]]):
+    """The whole payload of one row, in a file that the caller closes; nothing if there is no such row."""
 
     kind: str
     context: str

@@ -40,8 +40,8 @@ class Rows:
             "tasks": number("task-failed"),
         }
         found = {"context": self.context, "queue": jobs.HANDLE_QUEUE, "name": "nightly_report"}
-        if path.endswith("/{id}"):
-            found["id"] = str(ids[path.split("/")[-2]])
+        if "/{id}" in path:
+            found["id"] = str(ids[path.partition("/{id}")[0].split("/")[-1]])
         return {name: value for name, value in found.items() if f"{{{name}}}" in path}
 
     def requests(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -59,6 +59,7 @@ class Rows:
             ("GET", "/readyz"): [{}],
             ("GET", f"{context}/events"): [some, {"thorough": True}, {"event_type": "order_placed"}],
             ("GET", f"{context}/events/{{id}}"): [{}, {"payload": True}],
+            ("GET", f"{context}/events/{{id}}/payload"): [{}],
             ("POST", f"{context}/events/retry"): [dry, {"ids": [str(number(it)) for it in ("dead", "first")]}],
             ("POST", f"{context}/events/replay"): [
                 {"filter": {"event_type": "order_placed"}, "dry_run": True},
@@ -67,10 +68,12 @@ class Rows:
             ("GET", f"{context}/inbox"): [some, {"thorough": True}],
             ("GET", f"{context}/inbox/groups"): [{"status": "failing"}],
             ("GET", f"{context}/inbox/{{id}}"): [{}, {"payload": True}],
+            ("GET", f"{context}/inbox/{{id}}/payload"): [{}],
             ("POST", f"{context}/inbox/retry"): [dry, {"ids": [str(number("failing-message"))]}],
             ("GET", f"{context}/dead-letters"): [some, {"thorough": True, "class": "poison"}],
             ("GET", f"{context}/dead-letters/groups"): [{}],
             ("GET", f"{context}/dead-letters/{{id}}"): [{}, {"payload": True}],
+            ("GET", f"{context}/dead-letters/{{id}}/payload"): [{}],
             ("POST", f"{context}/dead-letters/requeue"): [dry, {"ids": [self.letters[0], 2**40]}],
             ("POST", f"{context}/dead-letters/snooze"): [
                 {**dry, "for": "1h"},
@@ -81,6 +84,7 @@ class Rows:
             ("POST", f"{context}/dead-letters/resolve"): [{"ids": [self.letters[2]], "note": "a test"}],
             ("GET", f"{context}/tasks"): [some, {"thorough": True}],
             ("GET", f"{context}/tasks/{{id}}"): [{}, {"payload": True}],
+            ("GET", f"{context}/tasks/{{id}}/payload"): [{}],
             ("POST", f"{context}/tasks/retry"): [dry, {"ids": [str(number("task-failed"))]}],
             ("POST", f"{context}/tasks/cancel"): [dry, {"ids": [str(number("task-0"))]}],
             ("GET", f"{context}/parked"): [{}],

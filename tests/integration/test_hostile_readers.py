@@ -129,6 +129,8 @@ async def misread(api: Api, rows: Rows, ids: dict[str, list[str]]) -> AsyncItera
 def questions(context: str, ids: dict[str, list[str]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "/", "/backlogs", {}
     yield "/doctor", "/doctor", {}
+    # An id of columns of its own type: so its chain has rows of all kinds and times.
+    yield "/explain", "/explain", {"id": VALUES["uuid"][-1], "archive": "true"}
     for place, found in zip(("events", "inbox", "tasks", "dead-letters"), ids.values(), strict=True):
         path = f"/contexts/{context}/{place}"
         yield path, path, {"status": KINDS[place].states, "limit": 500}

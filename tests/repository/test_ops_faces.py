@@ -78,7 +78,7 @@ def test_each_command_has_a_route_or_a_reason() -> None:
 
 
 def test_each_answer_that_a_route_declares_has_a_body() -> None:
-    """Every answer is JSON, those of errors too: who reads the document must know its form."""
+    """All are JSON, those of errors too, but downloads: who reads the document must know its form."""
     declared = app_of(guarded=True)._app._app.openapi()["paths"]
     answers = {
         (method, path, status): answer
@@ -87,7 +87,10 @@ def test_each_answer_that_a_route_declares_has_a_body() -> None:
         for status, answer in route["responses"].items()
     }
     assert ("get", "/readyz", "503") in answers
-    assert [it for it, answer in answers.items() if "application/json" not in answer.get("content", {})] == []
+    kinds = {it: {*answer.get("content", {})} for it, answer in answers.items()}
+    downloads = {it for it, kind in kinds.items() if kind == {"application/octet-stream"}}
+    assert {path.rpartition("/")[2] for _, path, _ in downloads} == {"payload"}
+    assert [it for it, kind in kinds.items() if "application/json" not in kind and it not in downloads] == []
 
 
 # --- each kind of rows is in each face, with all that its description has ---

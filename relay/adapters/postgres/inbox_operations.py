@@ -63,6 +63,8 @@ class PostgresMessageOperations(Operations):
     """
 
     kind = "inbox"
+    body = "body"
+    one = "inbox/message"
     state = MessageState
     orders = ("processed", "unfinished", "failing", "dead")
 

@@ -47,6 +47,8 @@ class PostgresIncidents(Operations):
     """
 
     kind = "dlq"
+    body = "original"
+    one = "incidents/incident"
 
     async def record_rows(self, ids: Sequence[UUID]) -> Sequence[RecordedIncident]:
         """See the port."""
@@ -122,6 +124,9 @@ class PostgresIncidents(Operations):
         ``short`` changes nothing.
         """
         return await self._groups("reason", "class", "incidents/incidents", _parameters(wanted, most))
+
+    def _key(self, row: Row) -> Any:
+        return row["id"]
 
     async def get(self, id: int) -> Row | None:
         """One incident with its headers, its original message and its history, or None."""

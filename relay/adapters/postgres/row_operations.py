@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final
 from uuid import UUID
 
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.bounded import CELL, DETAIL, bounded, chunks
 from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, in_order, passes_over
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
@@ -34,12 +35,15 @@ class Operations:
     ``kind`` is the room of its statements and the beginning of its actions in the audit log. ``state`` takes the
     columns that ``lock_many.sql`` reads besides the id: the facts that decide whether an action is allowed.
     ``orders``: those in which its lists read rows, each by an index, and in which a short look ends
-    somewhere: after ``window`` rows.
+    somewhere: after ``window`` rows. ``one``: the statement of one row, and
+    ``body`` the column of its payload.
     """
 
     kind: ClassVar[str]
     state: ClassVar[Callable[..., Any]]
     orders: ClassVar[Sequence[str]] = ()
+    one: ClassVar[str]
+    body: ClassVar[str] = "payload"
 
     def __init__(self, source: Source, window: int = WINDOW) -> None:
         self._source, self._window = source, window
@@ -54,7 +58,8 @@ class Operations:
         """
         async with (source or self._source)() as conn, conn.cursor(row_factory=dict_row) as cursor:
             reach = await self._reach(conn, parameters) if short else {}
-            await cursor.execute(statement(name), {**parameters, **ends(self.orders, reach)}, prepare=False)
+            asked = {**parameters, **ends(self.orders, reach)}
+            await cursor.execute(await bounded(conn, name, asked, CELL), asked, prepare=False)
             rows = await cursor.fetchall()
         return Page(rows, max([row.pop("total") for row in rows], default=0), reach)
 
@@ -79,13 +84,39 @@ class Operations:
         return {order: Reach(*ended) for order, *ended in await found.fetchall() if any(ended)}
 
     async def _detail(self, name: str, id: UUID | int) -> Row | None:
-        """Return the row of a statement, and as ``history`` what operators did to it, oldest first."""
+        """Return the row of a statement, and as ``history`` what operators did to it, oldest first.
+
+        Of its payload only the beginning; ``payload_bytes`` is its whole size.
+        """
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement(name), {"id": id})
+            await cursor.execute(
+                await bounded(conn, name, {"id": id}, DETAIL, self.body), {"id": id}, prepare=False
+            )
             row = await cursor.fetchone()
             await cursor.execute(statement("session/history"), {"id": str(id), "actions": f"{self.kind}.%"})
             history = await cursor.fetchall()
         return None if row is None else {**row, "history": history}
+
+    async def payload(self, id: Any, file: IO[bytes]) -> int | None:
+        """Write the whole payload of a row into a file; returns its size, or None if there is no such row.
+
+        The file may wait for a slow reader, and the connection does not.
+        """
+        row, found = await self.get(id), 0
+        if row is None:
+            return None
+        async with self._source() as conn:
+            async for part in chunks(conn, self.one, self._key(row), self.body):
+                found += file.write(part.encode() if isinstance(part, str) else part)
+        return found
+
+    def _key(self, row: Row) -> Any:
+        """The key of a row in its table."""
+        return row.get("row_id", row["id"])
+
+    async def get(self, id: Any) -> Row | None:
+        """All fields of one row and its history, or None."""
+        raise NotImplementedError
 
     async def _change(
         self,
@@ -182,6 +213,7 @@ class PostgresOutboxOperations(Operations):
     """Only changes rows: the relay's publishers do the rest, with their locks and retries."""
 
     kind = "outbox"
+    one = "outbox/event"
     state = EventState
     orders = ("published", "waiting", "dead")
 
@@ -269,6 +301,7 @@ class PostgresTaskOperations(Operations):
     """Reads and changes rows only: workers run the tasks that a decision releases."""
 
     kind = "tasks"
+    one = "tasks/task"
     state = tasks.TaskState
     orders = ("finished",)
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, TypeVar
+from functools import partial
+from typing import IO, Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Path, Request
-from starlette.responses import Response
+from starlette.background import BackgroundTask
+from starlette.responses import Response, StreamingResponse
 
 from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
+from relay.bus.errors import NothingFound
 from relay.bus.http import as_response, error_body, json_response, status_of
 from relay.domain.operators import Operator, Outcome
 from relay.ops.api.access import Caller
 from relay.ops.api.models import ProblemOut, Selection
 from relay.ops.kinds import Action, Kind
-from relay.ops.requests import ActOnRows, FindRows
+from relay.ops.requests import ActOnRows, FindRows, ReadPayload
 from relay.settings import Settings
 
 _MEANINGS: Final = {
@@ -42,6 +46,8 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 _MAX_KNOWN: Final = 200
+#: How much of a download is in memory at once.
+_PART_BYTES: Final = 256 * 1024
 Answer = TypeVar("Answer")
 
 
@@ -125,6 +131,23 @@ InContext = Annotated[str, Path(description="A context of relay.toml.", max_leng
 async def answered(ops: Ops, query: Query[Any]) -> Response:
     """The answer of the query bus as it is."""
     return as_response(await ops.queries.ask_async(query))
+
+
+async def payload_of(ops: Ops, kind: Kind, context: str, id: Any) -> Response:
+    """The whole payload of a row, as a download."""
+    found = await ops.queries.ask_async(ReadPayload(kind=kind.path, context=context, id=id))
+    if isinstance(found, Nothing):
+        raise NothingFound(f"{context} has no {kind.one} {str(id)[:100]!r}", hint="it may be in the archive")
+    file: IO[bytes] = found.unwrap()
+    size = os.fstat(file.fileno()).st_size
+    headers = {
+        "Content-Length": str(size),
+        "Content-Disposition": 'attachment; filename="payload"',
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
+    parts = iter(partial(file.read, _PART_BYTES), b"")
+    return StreamingResponse(parts, 200, headers, "application/octet-stream", BackgroundTask(file.close))
 
 
 def page_of(kind: Kind, context: str, wanted: Any, asked: Any) -> FindRows:

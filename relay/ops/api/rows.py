@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from relay.adapters.postgres.bounded import DETAIL
 from relay.bus.http import json_response
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
-from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, row_of
+from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, payload_of, row_of
 from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of
 from relay.ops.kinds import Action, Kind
 from relay.ops.kinds.model import either
 from relay.ops.requests import GetRow, GroupRows
+
+#: What a download is, for the OpenAPI document.
+_FILE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
 
 
 def router_of(kind: Kind) -> APIRouter:
@@ -28,6 +34,7 @@ def router_of(kind: Kind) -> APIRouter:
     if kind.group:
         router.get("/groups", response_model=list[dict[str, Any]])(_group(kind))
     router.get("/{id}", response_model=dict[str, Any])(_show(kind))
+    router.get("/{id}/payload", response_class=StreamingResponse, responses=_FILE)(_download(kind))
     for action in kind.actions:
         router.post(f"/{action.name}", response_model=OutcomeOut)(_act(kind, action))
     return router
@@ -73,11 +80,24 @@ def _show(kind: Kind) -> Any:
     return _declared(route, name, about, Reading, id=KEYS[kind.id], payload=bool)
 
 
+def _download(kind: Kind) -> Any:
+    async def route(ops: Any, caller: Any, context: Any, id: Any) -> Response:
+        check_payloads(caller)
+        return await payload_of(ops, kind, context, kind.key(str(id)))
+
+    about = f"Download the whole payload of one {kind.one}. This needs the right to see payloads."
+    name = f"download_{kind.one.replace(' ', '_')}"
+    return _declared(route, name, about, Reading, id=KEYS[kind.id])
+
+
 def _body(kind: Kind, row: dict[str, Any]) -> Mapping[str, Any]:
     """Take the payload out of a row, as JSON shows it."""
-    if kind.body == "payload":
-        return {"payload": read_json(row.pop("payload"))}
-    return show_original(row.pop(kind.body))
+    size = row["payload_bytes"]
+    cut = {"payload_cut": True} if size is None or size > DETAIL else {}
+    if kind.body != "payload":
+        return show_original(row.pop(kind.body), cut=bool(cut)) | cut
+    text = row.pop("payload")
+    return {"payload": text if cut else read_json(text)} | cut
 
 
 def _act(kind: Kind, action: Action) -> Any:

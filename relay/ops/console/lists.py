@@ -9,13 +9,14 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from relay.adapters.postgres.bounded import DETAIL
 from relay.adapters.postgres.paging import MAX_COUNTED, Page, Row
 from relay.bus import Nothing
 from relay.bus.errors import NothingFound
 from relay.domain.errors import of_context
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Reading, check_payloads
-from relay.ops.api.common import Asked, InContext, Ops, page_of
+from relay.ops.api.common import Asked, InContext, Ops, page_of, payload_of
 from relay.ops.api.models import models_of, values_of
 from relay.ops.console.forms import checked, read
 from relay.ops.console.render import page
@@ -102,8 +103,10 @@ async def _show(request: Request, ops: Ops, caller: Caller, context: str, kind: 
     if isinstance(found, Nothing):
         raise NothingFound(f"{context} has no {kind.one} {asked.id[:100]!r}", hint="it may be in the archive")
     row = dict(found.value)
+    size = row["payload_bytes"]
+    cut = size is None or size > DETAIL
     if kind.body != "payload":
-        row |= show_original(row.pop(kind.body))
+        row |= show_original(row.pop(kind.body), cut=cut)
     payload = row.pop("payload")
     return page(
         request,
@@ -114,8 +117,22 @@ async def _show(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         id=asked.id,
         payload=payload if asked.payload else None,
         shown=asked.payload,
+        cut=cut,
         actions=_offered(kind, caller, [row["status"]]),
     )
+
+
+async def _download(request: Request, ops: Ops, caller: Caller, context: str, kind: Kind) -> Response:
+    check_payloads(caller)
+    asked = checked(_Shown, dict(request.query_params))
+    return await payload_of(ops, kind, context, kind.key(asked.id))
+
+
+def _download_of(kind: Kind) -> Any:
+    async def downloaded(request: Request, ops: Asked, caller: Reading, context: InContext) -> Response:
+        return await _download(request, ops, caller, context, kind)
+
+    return downloaded
 
 
 def _list_of(kind: Kind) -> Any:
@@ -142,4 +159,5 @@ def _one_of(kind: Kind) -> Any:
 for _kind in KINDS.values():
     router.get(f"/contexts/{{context}}/{_kind.path}")(_list_of(_kind))
     router.get(f"/contexts/{{context}}/{_kind.path}/show")(_one_of(_kind))
+    router.get(f"/contexts/{{context}}/{_kind.path}/payload")(_download_of(_kind))
     router.get(f"/contexts/{{context}}/{_kind.path}/groups")(_groups_of(_kind))

@@ -23,7 +23,7 @@ from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import RelayError
 from relay.domain.identity import ID, Identity, known_originals
 from relay.domain.life import LifeSearch
-from relay.domain.moments import LATEST, moment, nearest
+from relay.domain.moments import EARLIEST, LATEST, moment, nearest
 from relay.domain.traceparent import TRACEPARENT, find
 from relay.settings import ContextSettings
 
@@ -150,7 +150,7 @@ def _since(asked: str, found: Gathered) -> datetime | None:
         return min(known)
     times = [row[name] for row in rows for name in _TIMES if row.get(name)]
     times += filter(None, [_made(Identity.of(asked).uuid)])
-    return min(times) - _LONGEST if times else None
+    return max(min(times), EARLIEST + _LONGEST) - _LONGEST if times else None
 
 
 def _made(id: UUID | None) -> datetime | None:

@@ -6,6 +6,6 @@ SELECT id, seq, aggregate_type, aggregate_id, event_type, event_version, occurre
             WHEN dead_at IS NOT NULL THEN 'dead'
             WHEN publish_attempts > 0 THEN 'failing'
             ELSE 'waiting' END AS status,
-       headers, payload::text
+       headers, payload
 FROM outbox_events
 WHERE id = %(id)s
