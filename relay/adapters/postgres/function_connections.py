@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +12,9 @@ from functools import cached_property
 from typing import Any, Final
 
 import psycopg
+from psycopg import IsolationLevel
+from psycopg.adapt import AdaptersMap
+from psycopg.errors import InvalidSqlStatementName
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, StaticPool, create_engine
@@ -19,11 +22,12 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from relay.adapters.postgres.adapters import ENCODING
 from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.failures import NO_ROOM, reason
 from relay.adapters.postgres.lazy_transactions import DIALECT, LazyAsyncConnection, LazyConnection
-from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, as_sent, exchange, rows
+from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, as_sent, exchange, fetch_all, rows
 from relay.adapters.postgres.pool import has_input, prepares
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import write_later
@@ -34,9 +38,54 @@ from relay.failpoints import enabled, reach
 _PROCESS: Final[Command] = ("session/process", {})
 
 
+#: What a function may leave behind in its session. Nothing of it reaches the next one.
+_CLEANING: Final[Sequence[Command]] = [
+    (f"session/{name}", {})
+    for name in (
+        *("unlock", "reset_authorization", "reset_settings", "close_cursors", "unlisten", "drop_temporary"),
+    )
+]
+_ISOLATION: Final[Command] = ("session/isolation", {})
+#: How a transaction of a function begins, by what its database says about isolation.
+_BEGINNINGS: Final[Mapping[str, Command]] = {
+    "repeatable read": ("session/begin_repeatable_read", {}),
+    "serializable": ("session/begin_serializable", {}),
+}
+
+
+def _lent(limit: timedelta | None) -> Command:
+    """Return the statement that makes a session ready for functions. ``limit``: of their transactions."""
+    return "session/lent", {"limit": "0" if limit is None else _milliseconds(limit)}
+
+
+def _milliseconds(limit: timedelta) -> str:
+    return str(max(1, limit // timedelta(milliseconds=1)))
+
+
 def limiting(limit: timedelta, *, local: bool) -> Command:
     """Return the statement that limits a transaction (``local``), or all that follow on a connection."""
-    return "session/limit", {"limit": str(max(1, limit // timedelta(milliseconds=1))), "local": local}
+    return "session/limit", {"limit": _milliseconds(limit), "local": local}
+
+
+def resetting(driver: LazyConnection | LazyAsyncConnection, limit: timedelta) -> bytes:
+    """Return the text that undoes the settings of a function within a transaction; nothing behind a pooler."""
+    if not prepares(driver):
+        return b""
+    name, values = _lent(limit)
+    return f"RESET ALL; {statement(name).replace('%(limit)s', repr(values['limit']))}".encode()
+
+
+class _Usual:
+    """What a connection is when it is lent. A function may change any of it."""
+
+    def __init__(self, driver: Any) -> None:
+        self._parts = driver.row_factory, driver.cursor_factory, driver.prepare_threshold
+        self._adapters = AdaptersMap(driver.adapters)
+
+    def restore(self, driver: Any) -> None:
+        """Make the connection as it was."""
+        driver.row_factory, driver.cursor_factory, driver.prepare_threshold = self._parts
+        driver._adapters = AdaptersMap(self._adapters)  # noqa: SLF001 - the driver offers no other way
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +192,14 @@ class FunctionConnection:
         self._prepared: set[bytes] | None = set() if prepares(driver) else None
         #: The server process of the open transaction.
         self.pid = driver.info.backend_pid
+        self._usual, self._begin = _Usual(driver), BEGIN
         self._input, self._room = select.poll(), select.poll()
         self._input.register(driver.pgconn.socket, select.POLLIN)
         self._room.register(driver.pgconn.socket, select.POLLOUT)
         self._limit: timedelta | None = None
+        if self._prepared is not None:
+            level, _ = self._exchange(_ISOLATION, _lent(None))
+            self._begin = _BEGINNINGS.get(rows(level, driver)[0]["level"], BEGIN)
 
     def outer(self) -> Connection:
         """Return SQLAlchemy's view of the open transaction: a new one for each, as it numbers the savepoints."""
@@ -171,7 +224,7 @@ class FunctionConnection:
         """Begin the transaction of functions."""
         self._keep_to(limit)
         if self._prepared is not None:
-            self._exchange(BEGIN)
+            self._exchange(self._begin)
         else:
             # Behind a pooler the session is shared, so only limits of the transaction are safe.
             *_, found = self._exchange(BEGIN, limiting(limit, local=True), _PROCESS)
@@ -181,7 +234,8 @@ class FunctionConnection:
     def begin_late(self, limit: timedelta) -> None:
         """Begin the transaction of functions later, with the first command that is sent."""
         self._keep_to(limit)
-        self.driver.begin_step(b"BEGIN" if self._prepared is not None else self._begin_limited(limit))
+        begin = as_sent(self._begin).text if self._prepared is not None else self._begin_limited(limit)
+        self.driver.begin_step(begin)
         self.driver.lent = True
 
     @property
@@ -197,15 +251,15 @@ class FunctionConnection:
             if enabled():
                 self._exchange(end)
                 reach("after_mark_before_handler_commit")
-                self._exchange(COMMIT)
+                self._end(COMMIT)
             else:
-                self._exchange(end, COMMIT)
+                self._end(end, COMMIT)
         except psycopg.errors.DivisionByZero:
             raise ClaimLost("another worker has the row now; what was written is rolled back") from None
 
     def commit(self) -> None:
         """Commit a transaction whose rows the borrowers have settled."""
-        self._exchange(COMMIT)
+        self._end(COMMIT)
 
     def end(self) -> None:
         """Roll back what is still open."""
@@ -213,12 +267,22 @@ class FunctionConnection:
         self.driver.before = self.driver.kept = None
         with suppress(psycopg.Error, SQLAlchemyError):
             if not self.idle:
-                self._exchange(ROLLBACK)
+                self._end(ROLLBACK)
         outer, self._outer = self._outer, None
         with suppress(psycopg.Error, SQLAlchemyError):
             if outer is not None:
                 # SQLAlchemy asks the driver for a rollback, but nothing is open any more.
                 outer.close()
+        self._usual.restore(self.driver)
+
+    def _end(self, *commands: Command) -> None:
+        """End the transaction, and clean the session in the same round trip. A session that stays dirty is closed.
+
+        Locks of the session are released after the commit: another function must not go on before.
+        """
+        cleaning = [] if self._prepared is None else [*_CLEANING, _lent(self._limit)]
+        if len(self._exchange(*commands, *cleaning, late=len(cleaning))) < len(commands) + len(cleaning):
+            self.finish()
 
     def finish(self) -> None:
         """Close the connection at once, in any thread."""
@@ -229,13 +293,13 @@ class FunctionConnection:
         """Whether the connection is open without an open transaction."""
         return self.driver.pgconn.transaction_status == TransactionStatus.IDLE
 
-    def _exchange(self, *commands: Command) -> list[PGresult]:
-        """Run statements in one round trip, and wait in this thread."""
+    def _exchange(self, *commands: Command, late: int = 0) -> list[PGresult]:
+        """Run statements in one round trip, and wait in this thread. ``late``: see `exchange`."""
         if self.driver.forgotten:
             self.driver.forgotten = False
             if self._prepared is not None:
                 self._prepared.clear()
-        waits = exchange(self.driver.pgconn, self._prepared, [as_sent(command) for command in commands])
+        waits = exchange(self.driver.pgconn, self._prepared, [as_sent(it) for it in commands], late)
         try:
             while True:
                 (self._room if next(waits) else self._input).poll()
@@ -267,6 +331,29 @@ class AsyncFunctionConnection:
         self.engine = create_async_engine(
             DIALECT, async_creator=connected, poolclass=StaticPool, hide_parameters=True
         )
+        self._usual = _Usual(driver)
+
+    async def prepare(self) -> None:
+        """Make the new session ready for functions. Raises psycopg's errors."""
+        if prepares(self.driver):
+            (level,), _ = await fetch_all(self.driver, [as_sent(_ISOLATION), as_sent(_lent(None))])
+            if level["level"] in _BEGINNINGS:
+                await self.driver.set_isolation_level(IsolationLevel[level["level"].replace(" ", "_").upper()])
+
+    async def clean(self) -> None:
+        """Undo what a coroutine has left behind. A session that stays dirty is closed."""
+        self._usual.restore(self.driver)
+        if not prepares(self.driver) or not self.idle:
+            return
+        cleaning = [as_sent(it) for it in (*_CLEANING, _lent(None))]
+        try:
+            try:
+                await fetch_all(self.driver, cleaning)
+            except InvalidSqlStatementName:
+                await fetch_all(self.driver, cleaning)
+        except BaseException:
+            self.finish()
+            raise
 
     @property
     def usable(self) -> bool:
@@ -290,7 +377,8 @@ class FunctionConnections:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], budget: Budget) -> None:
-        self._url, self._connection, self._budget = url, options, budget
+        # The adapters are those of the application, and so is the rest of the session.
+        self._url, self._connection, self._budget = url, {**ENCODING, **options}, budget
         self._plain, self._async = budget.owner(url, lent=True), budget.owner(url, lent=True)
 
     def borrow(self) -> FunctionConnection:
@@ -331,8 +419,13 @@ class FunctionConnections:
         try:
             if kept is None:
                 kept = AsyncFunctionConnection(await self._connect())
+                await kept.prepare()
             assert isinstance(kept, AsyncFunctionConnection)
-            yield kept
+            try:
+                yield kept
+            finally:
+                with suppress(psycopg.Error):
+                    await kept.clean()
         finally:
             ready = isinstance(kept, AsyncFunctionConnection) and kept.idle
             if kept is not None and not ready:

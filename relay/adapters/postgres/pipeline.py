@@ -24,6 +24,7 @@ from psycopg.errors import InvalidSqlStatementName, error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from relay.adapters.postgres.adapters import reading
 from relay.adapters.postgres.pool import Connection, prepares
 from relay.adapters.postgres.sql import statement
 
@@ -46,9 +47,11 @@ class Sent(NamedTuple):
 
 
 def exchange(
-    libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]
+    libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent], late: int = 0
 ) -> Generator[bool, None, list[PGresult]]:
     """Run statements in one round trip; returns a result for each. When one fails, those after it do not run.
+
+    ``late``: so many at the end may fail without an error. Then there are fewer results.
 
     ``prepared``: the statements that the connection knows by name; None if it may know none. Yields when it must
     wait: True until it can write, False until there is input. Raises psycopg's errors. If the connection is lost
@@ -77,7 +80,7 @@ def exchange(
                 libpq.get_result()
     libpq.exit_pipeline_mode()
     try:
-        return _checked(results, kept, prepared)
+        return _checked(results, kept, prepared, late)
     except InvalidSqlStatementName:
         # The driver has deallocated every statement, as it does after a rollback. Nothing has run.
         if prepared is not None:
@@ -101,14 +104,22 @@ def _send(libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]
     return kept
 
 
-def _checked(results: list[PGresult], kept: list[bytes | None], prepared: set[bytes] | None) -> list[PGresult]:
+def _checked(
+    results: list[PGresult], kept: list[bytes | None], prepared: set[bytes] | None, late: int
+) -> list[PGresult]:
     """Note which statements are prepared now; returns the results of those that ran. Raises the first error."""
+    good: list[PGresult] = []
+    needed = kept.count(None) - late
     for result, name in zip(results, kept, strict=True):
         if result.status not in _GOOD:
+            if late and len(good) >= needed:
+                return good
             raise error_from_result(result)
-        if name is not None and prepared is not None:
+        if name is None:
+            good.append(result)
+        elif prepared is not None:
             prepared.add(name)
-    return [result for result, name in zip(results, kept, strict=True) if name is None]
+    return good
 
 
 # --- on the event loop ---
@@ -172,7 +183,7 @@ def as_sent(command: Command) -> Sent:
 def rows(result: PGresult, connection: psycopg.Connection[Any] | Connection) -> list[dict[str, Any]]:
     """Return the rows of a result as dictionaries."""
     names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
-    reader = Transformer(connection)
+    reader = Transformer(reading(connection))
     reader.set_pgresult(result)
     return [dict(zip(names, row, strict=True)) for row in reader.load_rows(0, result.ntuples, tuple)]
 

@@ -17,7 +17,7 @@ from psycopg.pq import ConnStatus, TransactionStatus
 
 from relay.adapters.postgres.failures import migrated, reached
 from relay.adapters.postgres.pipeline import Sent, fetch_all
-from relay.adapters.postgres.pool import CONNECTION, Connection
+from relay.adapters.postgres.pool import CONNECTION, AsyncConnection, Connection
 from relay.adapters.postgres.sql import statement
 from relay.concurrency import end
 
@@ -139,7 +139,7 @@ class PollConnection:
 
     async def _dial(self) -> Connection:
         options = {**CONNECTION, "application_name": "jetrelay-wakeup"}
-        conn = await psycopg.AsyncConnection.connect(self._url, **options)
+        conn: Connection = await AsyncConnection.connect(self._url, **options)
         try:
             conn.add_notify_handler(lambda news: self._hear(news.payload))
             await conn.execute(f"SET statement_timeout = {round(1000 * self._times.answer)}")

@@ -7,24 +7,16 @@ import select
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from datetime import datetime
 from typing import Any, Final, Self, TypeAlias
 
 import psycopg
-from psycopg.abc import AdaptContext, Buffer
-from psycopg.adapt import Loader
-from psycopg.postgres import types
-from psycopg.pq import Format as PqFormat
 from psycopg.pq import PipelineStatus, TransactionStatus
-from psycopg.types.datetime import TimestamptzLoader
-from psycopg.types.json import set_json_loads
 
+from relay.adapters.postgres import adapters
 from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.failures import NO_ROOM, migrated, reached, reaching, reason
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
-from relay.domain.foreign_json import read_json
-from relay.domain.moments import EARLIEST, LATEST, nearest, outside
 
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 #: Lends a connection for the length of a block. Raises DatabaseUnreachable and SchemaMissing.
@@ -48,47 +40,19 @@ POOLED: Final[dict[str, Any]] = {**CONNECTION, "prepare_threshold": None}
 _FIRST_PAUSE_S: Final = 0.2
 
 
-#: The longest age that a time can have, in seconds.
-_LONGEST_S: Final = (LATEST - EARLIEST).total_seconds()
-_USUAL: Final = psycopg.adapters.get_loader(types["timestamptz"].oid, PqFormat.TEXT) or TimestamptzLoader
-
-
-class _Time(Loader):
-    """Loads any timestamp of PostgreSQL. One that Python cannot hold becomes the nearest that it can.
-
-    A producer may write any time, for example "-infinity". Such a row must not make other rows unreadable.
-    """
-
-    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
-        super().__init__(oid, context)
-        self._usual = _USUAL(oid, context)
-
-    def load(self, data: Buffer) -> datetime:
-        try:
-            found: datetime = self._usual.load(data)
-        except psycopg.DataError:
-            return outside(bytes(data).decode())
-        return nearest(found)
-
-
-class _Finite(Loader):
-    """Loads any number of PostgreSQL. An endless one, such as the age of an endless time, becomes a large one."""
-
-    def load(self, data: Buffer) -> float:
-        found = float(bytes(data))
-        return max(-_LONGEST_S, min(found, _LONGEST_S))
-
-
 class AsyncConnection(psycopg.AsyncConnection[Any]):
-    """A connection of ours, which loads any timestamp and any JSON of PostgreSQL."""
+    """A connection of ours. It loads any value of PostgreSQL, and does not depend on what others set."""
 
     @classmethod
     async def connect(cls, *arguments: Any, **options: Any) -> Any:
-        """As psycopg's."""
-        made = await super().connect(*arguments, **options)
-        made.adapters.register_loader("timestamptz", _Time)
-        made.adapters.register_loader("float8", _Finite)
-        set_json_loads(read_json, made)
+        """As psycopg's; ``autocommit`` must be on."""
+        made = await super().connect(*arguments, **{**adapters.ENCODING, "context": adapters.context(), **options})
+        try:
+            needs = "session/ours" if prepares(made) else "session/ours_shared"
+            await made.execute(statement(needs), prepare=False)
+        except BaseException:
+            made.finish()
+            raise
         return made
 
     @property

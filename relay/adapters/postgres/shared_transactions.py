@@ -38,17 +38,18 @@ class _Shared:
 
     ``broken``: a savepoint could not be released or rolled back, so the whole transaction is unusable.
     ``conflict``: a function lost a conflict with another transaction, for example a deadlock. This transaction
-    should end soon.
+    should end soon. ``reset``: what undoes the settings of a function, before the next one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reset: bytes) -> None:
+        self._reset = reset
         self.broken = self.conflict = False
         self._rows: list[Row] = []
         self._open = False
 
     def _arm(self, driver: LazyConnection | LazyAsyncConnection) -> None:
         """Begin a step when something is sent in it. The same round trip releases the savepoint before it."""
-        driver.before = _KEEP + b"; " + _BEGIN if self._open else _BEGIN
+        driver.before = b"; ".join(filter(None, (_KEEP, self._reset, _BEGIN))) if self._open else _BEGIN
 
     def _disarm(self, driver: LazyConnection | LazyAsyncConnection) -> bool:
         """End the step; returns whether anything was sent in it."""
@@ -68,8 +69,10 @@ class _Shared:
 class SharedTransaction(_Shared):
     """A shared transaction for plain functions, in a thread. ``pid``: the server process of its connection."""
 
-    def __init__(self, outer: Connection, driver: LazyConnection, cursor: psycopg.Cursor[Any], pid: int) -> None:
-        super().__init__()
+    def __init__(
+        self, outer: Connection, driver: LazyConnection, cursor: psycopg.Cursor[Any], pid: int, reset: bytes
+    ) -> None:
+        super().__init__(reset)
         self._outer, self._driver, self._cursor = outer, driver, cursor
         self.pid = pid
 
@@ -109,9 +112,13 @@ class AsyncSharedTransaction(_Shared):
     """The same for coroutines."""
 
     def __init__(
-        self, outer: AsyncConnection, driver: LazyAsyncConnection, cursor: psycopg.AsyncCursor[Any]
+        self,
+        outer: AsyncConnection,
+        driver: LazyAsyncConnection,
+        cursor: psycopg.AsyncCursor[Any],
+        reset: bytes,
     ) -> None:
-        super().__init__()
+        super().__init__(reset)
         self._outer, self._driver, self._cursor = outer, driver, cursor
 
     @asynccontextmanager

@@ -23,6 +23,7 @@ from relay.adapters.postgres.function_connections import (
     FunctionTransaction,
     Settlement,
     limiting,
+    resetting,
 )
 from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection
 from relay.adapters.postgres.pipeline import Command
@@ -176,14 +177,15 @@ class HandlerTransactions:
         with self._connections.lending() as borrowed:
             borrowed.begin(self._limit)
             with psycopg.Cursor(borrowed.driver) as cursor:
-                yield SharedTransaction(borrowed.outer(), borrowed.driver, cursor, borrowed.pid)
+                reset = resetting(borrowed.driver, self._limit)
+                yield SharedTransaction(borrowed.outer(), borrowed.driver, cursor, borrowed.pid, reset)
             borrowed.commit()
 
     @asynccontextmanager
     async def share_async(self) -> AsyncIterator[AsyncSharedTransaction]:
         """Do the same for coroutines."""
         async with self._begun_async() as begun:
-            yield AsyncSharedTransaction(*begun)
+            yield AsyncSharedTransaction(*begun, resetting(begun[1], self._limit))
 
     def end_session(self, pid: int) -> None:
         """End another transaction of ours together with its connection. Ignores errors."""

@@ -1,0 +1,2 @@
+-- Open the transaction of a function in a database whose transactions are serializable.
+BEGIN ISOLATION LEVEL SERIALIZABLE

@@ -1,0 +1,2 @@
+-- Drop the temporary tables of a function.
+DISCARD TEMP

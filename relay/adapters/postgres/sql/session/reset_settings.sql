@@ -1,0 +1,2 @@
+-- Undo every SET of a function.
+RESET ALL

@@ -1,0 +1,2 @@
+-- Stop listening where a function has listened.
+UNLISTEN *
