@@ -51,8 +51,9 @@ class ProducerBrake:
         await tell(self._pool, "schedule/release_brake")
 
 
-async def tell(pool: Pool, name: str, **parameters: Any) -> None:
-    """Run a statement that changes the brake. If a crash undoes it, it runs again."""
+async def tell(pool: Pool, name: str, **parameters: Any) -> Sequence[Any]:
+    """Run a statement that changes the brake, and return its rows. If a crash undoes it, it runs again."""
     async with pool.connection() as conn, conn.transaction():
         await conn.execute("SET LOCAL synchronous_commit = off")
-        await conn.execute(statement(name), parameters)
+        cursor = await conn.execute(statement(name), parameters)
+        return await cursor.fetchall() if cursor.description else ()

@@ -70,7 +70,9 @@ class Wakeup:
         self._polls = PollConnection(url, CHANNEL, self._hear, times.polls)
         self.brake = ProducerBrake(pool, self._polls.ask)
         self._asked: Batcher[Question, Rows | None] = Batcher(self._together)
-        self._sleeping: bool | None = None
+        self._wanted: bool | None = None
+        #: Whether a connection receives the hints of producers.
+        self._sleeping = False
         self._rest_until = self._blind_until = 0.0
         self._slow = self._late = False
         self._wakes: dict[str, Callable[[], None]] = {}
@@ -153,13 +155,13 @@ class Wakeup:
     @property
     def hinted(self) -> bool:
         """Whether, as far as is known, producers send hints and a connection receives them."""
-        return self._sleeping is True
+        return self._sleeping
 
     async def set_sleeping(self, sleeping: bool) -> None:
         """Tell producers whether to send hints. Does nothing if they know already."""
-        if sleeping != self._sleeping:
-            await tell(self._pool, "schedule/set_sleeping", sleeping=sleeping)
-            self._sleeping = sleeping
+        if sleeping != self._wanted:
+            [(self._sleeping,)] = await tell(self._pool, "schedule/set_sleeping", sleeping=sleeping)
+            self._wanted = sleeping
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection]:
@@ -187,7 +189,7 @@ class Wakeup:
     def _hear(self, kind: str | None) -> None:
         if kind is None:
             # Another process may have told producers something else meanwhile.
-            self._sleeping = None
+            self._wanted, self._sleeping = None, False
             for wake in list(self._wakes.values()):
                 wake()
         elif kind in self._wakes:
