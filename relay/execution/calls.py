@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
+import psycopg
+from sqlalchemy.exc import SQLAlchemyError
+
+from relay.adapters.postgres.conflicts import is_conflict
 from relay.adapters.postgres.function_connections import AsyncFunctionTransaction, FunctionTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction, Settlement
 from relay.bus import RequestContext
@@ -26,6 +30,7 @@ from relay.domain.errors import (
     InvalidHandler,
     MalformedMessage,
     Poison,
+    WriteConflict,
 )
 from relay.domain.model import Away, HandlerResult, Verdict
 from relay.domain.outages import says_outage
@@ -38,6 +43,8 @@ MAX_DETAIL_CHARS: Final = 500
 #: The answer of a function whose transaction has settled its row.
 SETTLED: Final = HandlerResult(Verdict.PROCESSED, settled=True)
 _PROCESSED: Final = HandlerResult(Verdict.PROCESSED)
+#: How often the transaction of one attempt is tried that loses a conflict with another, such as a deadlock.
+_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,14 @@ class PreparedCall:
         if not self.function.signature.in_transaction:
             await self.function.call(self.argument, self.injected)
             return _PROCESSED
-        async with self.transactions.settle_async(self.settlement) as transaction:
-            await self.write_async(transaction)
+        for left in range(_TRIES, 0, -1):
+            try:
+                async with self.transactions.settle_async(self.settlement) as transaction:
+                    await self.write_async(transaction)
+                break
+            except (psycopg.Error, SQLAlchemyError, WriteConflict) as error:
+                if left == 1 or not is_conflict(error):
+                    raise
         return SETTLED
 
     async def write_async(self, transaction: AsyncFunctionTransaction) -> None:
@@ -107,9 +120,16 @@ class PreparedCall:
         if not self.function.signature.in_transaction:
             self._call({})
             return _PROCESSED
-        own = own or self.transactions.for_row(self.settlement.limit)
-        with own.settle(self.settlement) as transaction:
-            self.write(transaction)
+        for left in range(_TRIES, 0, -1):
+            own = own or self.transactions.for_row(self.settlement.limit)
+            try:
+                with own.settle(self.settlement) as transaction:
+                    self.write(transaction)
+                break
+            except (psycopg.Error, SQLAlchemyError, WriteConflict) as error:
+                if left == 1 or not is_conflict(error):
+                    raise
+                own = None
         return SETTLED if transaction.settled else _PROCESSED
 
     def write(self, transaction: FunctionTransaction) -> None:

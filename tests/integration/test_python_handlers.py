@@ -54,6 +54,9 @@ OUTBOX = Outbox("down")
 _LONG = timedelta(seconds=60)
 
 
+CONFLICT = "DO $$ BEGIN RAISE 'lost' USING ERRCODE = '{}'; END $$"
+
+
 @pytest.fixture
 async def calls(database_url: str, nats_server: NatsServer) -> AsyncIterator[Handling]:
     async with subscribed(database_url, nats_server.url) as sub, handling(sub) as calls:
@@ -557,3 +560,25 @@ async def test_the_example_of_the_documentation_runs(calls: Handling, monkeypatc
     assert await calls.sub.query("SELECT event_type, causation_id FROM outbox_events") == [
         {"event_type": "vibe_indexed", "causation_id": old}
     ]
+
+
+# --- conflicts with other transactions ---
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+@pytest.mark.parametrize("name", KINDS)
+async def test_a_lost_conflict_costs_no_attempt(calls: Handling, name: str, code: str) -> None:
+    left = [text(CONFLICT.format(code)) if name.endswith("session") else CONFLICT.format(code)] * 2
+    handler = calls.handler(KINDS[name](lambda given: given.execute(left.pop()) if left else None))
+    id = await calls.received()
+    assert await calls.process(handler).process(id) is None
+    assert [effect["message_id"] for effect in await calls.effects()] == [id]
+    row = await calls.sub.row(id)
+    assert (row["attempts"], row["last_error"]) == (1, None)
+
+
+async def test_a_conflict_that_does_not_end_is_a_failed_attempt(calls: Handling) -> None:
+    lose = text(CONFLICT.format("40001"))
+    id = await calls.received()
+    assert await calls.process(calls.handler(sync_session(lambda given: given.execute(lose)))).process(id)
+    assert await calls.effects() == []

@@ -14,23 +14,21 @@ from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from relay.adapters.postgres.conflicts import is_conflict
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.function_connections import AsyncFunctionTransaction, FunctionTransaction
 from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection, LazyConnection
 from relay.adapters.postgres.on_psycopg import drop_waiting, write_waiting
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import insert_sqlalchemy, insert_sqlalchemy_async
-from relay.domain.errors import ClaimLost, TransactionBroken, WriteConflict
+from relay.domain.errors import ClaimLost, TransactionBroken
 from relay.failpoints import reach
 
 _BEGIN: Final = b"SAVEPOINT jetrelay"
 _KEEP: Final = b"RELEASE SAVEPOINT jetrelay"
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT jetrelay"
-#: Deadlock and serialization failure: a retry usually succeeds.
-_CONFLICTS: Final = {"40P01", "40001"}
 
 
 class _Shared:
@@ -58,7 +56,7 @@ class _Shared:
         return used
 
     def _note(self, error: BaseException) -> None:
-        self.conflict = self.conflict or _sqlstate(error) in _CONFLICTS
+        self.conflict = self.conflict or is_conflict(error)
 
     def _check(self, rowcount: int, ids: Sequence[UUID]) -> None:
         if rowcount != len(ids):
@@ -153,12 +151,3 @@ class AsyncSharedTransaction(_Shared):
         except psycopg.Error as error:
             self.broken = True
             raise TransactionBroken("the transaction of several messages is gone") from error
-
-
-def _sqlstate(error: BaseException) -> str | None:
-    """Return the SQLSTATE of an error, if PostgreSQL raised it."""
-    if isinstance(error, WriteConflict) and error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, DBAPIError) and error.orig is not None:
-        error = error.orig
-    return error.sqlstate if isinstance(error, psycopg.Error) else None
