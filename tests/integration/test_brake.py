@@ -13,6 +13,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import errors
+from psycopg.conninfo import make_conninfo
 
 from relay import Outbox
 from relay.adapters.postgres import enqueue, microdao, migrations
@@ -221,3 +222,19 @@ async def test_plain_sql_gets_a_warning_and_not_with_every_transaction(database_
         conn.execute(PLAIN)
         assert len(heard) == 2
     assert len(outbox_rows(database_url)) == 4
+
+
+async def test_a_producer_with_the_name_of_the_relay_is_refused(database_url: str) -> None:
+    role = f"producer_{uuid4().hex[:12]}"
+    query(database_url, f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+    query(database_url, f"GRANT INSERT ON outbox_events TO {role}")
+    await brake(database_url, "refuse")
+    name = "jetrelay-worker-sea"
+    url = make_conninfo(database_url, user=role, password=role, application_name=name)
+    with psycopg.connect(url) as producer, pytest.raises(errors.ConfigurationLimitExceeded):
+        producer.execute(PLAIN)
+    # A handler of the relay's own writes on.
+    with psycopg.connect(database_url, application_name=name) as own:
+        own.execute(PLAIN)
+    query(database_url, f"DROP OWNED BY {role}")
+    query(database_url, f"DROP ROLE {role}")

@@ -148,6 +148,7 @@ HOOKS = [
     ),
     Hook("dramatiq", RedisBroker, "self._dispatch(command)", "a key of another type is replaced"),
     Hook("psycopg", psycopg._cursor_base, "self._conn._start_query()", "one BEGIN, not two, in a pipeline"),
+    Hook("psycopg", psycopg._connection_base, "self._adapters", "a lent connection has its adapters again"),
     Hook("psycopg", psycopg._preparing, "conn._deallocate(name)", "tells that prepared statements are gone"),
     *(
         Hook("psycopg", caller, f"async with {call}", "what was not awaited is written before a command")
