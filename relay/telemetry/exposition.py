@@ -67,18 +67,25 @@ def listen_to_samples(
 
 def listen_in_files(labels: Labels, directory: Path) -> MetricFacts:
     """Count in ``directory``, which the environment must name, together with other processes. Raises OSError."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(directory)
     for kind in _KINDS:
-        with suppress(FileExistsError):
-            (directory / f"{kind}_{os.getpid()}.db").open("xb").write(bytes(_INITIAL_BYTES))
+        with suppress(FileExistsError), (directory / f"{kind}_{os.getpid()}.db").open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(bytes(_INITIAL_BYTES))
     # prometheus-client chooses this class at its import, and another module may have imported it before.
     values.ValueClass = values.get_value_class()
     return MetricFacts(labels, CollectorRegistry())
 
 
+def _make(directory: Path) -> None:
+    """Create a directory for us alone, and those above it that are missing: Python gives them to everybody."""
+    for it in reversed([it for it in (directory, *directory.parents) if not it.exists()]):
+        it.mkdir(mode=0o700, exist_ok=True)
+
+
 def answer_for(directory: Path, address: str, probes: Probes) -> None:
     """Answer for all processes that count in ``directory``, including those that have ended."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(directory)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(directory))
     registry.register(UsageGauges(directory))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import sys
 import traceback
 from collections.abc import MutableMapping
@@ -68,6 +69,8 @@ _LIBRARIES: Final = {
     *("relay", "consumer", "tasks", "scheduler", "dramatiq", "apscheduler", "asyncio"),
     *("concurrent", "nats", "psycopg", "sqlalchemy", "aiohttp", "redis"),
 }
+#: What moves a terminal's cursor, colours it, or begins a line that nobody has logged; all but the end of a line.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def configure(level: str, log_format: str) -> None:
@@ -77,7 +80,7 @@ def configure(level: str, log_format: str) -> None:
     if console:
         plain = structlog.dev.plain_traceback
         colors = colored(sys.stderr)
-        renderers = [stacked, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        renderers = [stacked, printable, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     shared: list[Any] = [
         disclose if console else disclose_values,
         structlog.stdlib.add_log_level,
@@ -136,6 +139,20 @@ def stacked(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mutab
     """Write a stack as text, as the console shows it: a line each, below the line it belongs to."""
     if isinstance(line.get("stack"), list):
         line["stack"] = "\n".join(f"    {it}" for it in line["stack"])
+    return line
+
+
+def printable(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Show control characters by their numbers: texts of rows and requests are of strangers.
+
+    Only exceptions, stacks and what an application says may have several lines.
+    """
+    ours = str(line.get("logger")).partition(".")[0] in _LIBRARIES
+    long = {"exception", "stack"} if ours else {"exception", "stack", "event"}
+    for name, value in line.items():
+        if isinstance(value, str):
+            shown = value if name in long else value.replace("\n", "\\n")
+            line[name] = _CONTROL.sub(lambda it: ascii(it[0])[1:-1], shown)
     return line
 
 

@@ -70,6 +70,15 @@ def test_the_files_have_their_room_before_a_disk_is_full(tmp_path: Path) -> None
         assert file.stat().st_blocks * 512 >= file.stat().st_size == 1 << 20
 
 
+def test_nobody_else_reads_what_a_worker_counts(tmp_path: Path) -> None:
+    """Names of types and queues are the business of one account. Python makes missing parents for everybody."""
+    number = run(tmp_path)
+    top = tmp_path / "metrics"
+    found = {it.name: it.stat().st_mode & 0o777 for it in (top, *top.glob("*"), *top.glob("*/*.db"))}
+    assert found.pop("metrics") == found.pop(f"workers-{number}") == 0o700
+    assert {*found.values()} == {0o600}
+
+
 def test_the_commands_of_a_fleet_count_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one of them can have the address, and it answers for all."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "set by the test, so that it is unset after it")

@@ -14,6 +14,7 @@ import structlog
 
 from relay.bus import RequestContext
 from relay.domain.facts import (
+    AlertFailed,
     EventDied,
     Fact,
     IncidentRecorded,
@@ -32,9 +33,14 @@ CORRELATION, CAUSATION = uuid4(), uuid4()
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+def log_format() -> str:
+    return "json"
+
+
+@pytest.fixture
+def stream(log_format: str) -> Iterator[io.StringIO]:
     root, level, handlers = logging.getLogger(), logging.getLogger().level, logging.getLogger().handlers[:]
-    configure("DEBUG", "json")
+    configure("DEBUG", log_format)
     handler = root.handlers[0]
     assert isinstance(handler, logging.StreamHandler)
     handler.setStream(found := io.StringIO())
@@ -92,3 +98,16 @@ def test_the_ids_of_the_fact_win_over_those_of_the_code_that_states_it(stream: i
         LogFacts()(told(MessageRetried, correlation_id=CORRELATION, causation_id=CAUSATION))
     [line] = map(json.loads, stream.getvalue().splitlines())
     assert (line["correlation_id"], line["causation_id"]) == (str(CORRELATION), str(CAUSATION))
+
+
+@pytest.mark.parametrize("log_format", ["console"])
+def test_text_of_a_stranger_neither_moves_the_cursor_nor_begins_a_line(stream: io.StringIO) -> None:
+    hostile = "x\n2026-01-01 [error] forged\r\x1b[31m\x9b31m\u2028\x00"
+    LogFacts()(AlertFailed(context=hostile, error=hostile, waiting=1))
+    logging.getLogger("relay.ops").error("GET %s failed", hostile)
+    logging.getLogger("shop").error("%s", hostile)
+    ours, others, theirs = stream.getvalue().partition("shop")[0], stream.getvalue(), stream.getvalue()
+    assert not {*"\r\x1b\x9b\u2028\x00"} & {*others}
+    assert "\\n2026-01-01 [error] forged" in ours
+    # What an application says may have several lines.
+    assert len(theirs.splitlines()) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from functools import cache
 from typing import Any
 
@@ -10,8 +11,10 @@ import httpx2
 import pytest
 
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
+from relay.ops.api.access import Door, Doorkeeper
 from relay.ops.api.app import create_app
 from relay.ops.api.server import check_address
+from relay.ops.console.render import as_page
 from relay.settings import Settings
 from tests.unit.ops_support import TOKENS, USERS
 
@@ -134,6 +137,10 @@ async def test_a_name_that_a_web_page_has_resolved_to_this_machine_is_refused(ho
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1:9999"},
+        {"Origin": "https://127.0.0.1:8085"},
+        {"Origin": "https://127.0.0.1:8085", "X-Forwarded-Proto": "http"},
+        {"Origin": "http://["},
+        {"Origin": ""},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
     ],
@@ -148,6 +155,81 @@ async def test_a_page_of_our_own_writes_and_a_form_does_not() -> None:
     assert await asked(OPEN, "POST", RETRY, ours) == (503, "DATABASE_UNREACHABLE")
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         assert await asked(OPEN, "POST", RETRY, {"Content-Type": kind}) == (415, "NOT_JSON")
+
+
+async def test_a_page_that_a_proxy_has_encrypted_writes() -> None:
+    theirs = {"Origin": "https://127.0.0.1:8085", **bearer("operator")}
+    for told in ({"X-Forwarded-Proto": "https"}, {"Sec-Fetch-Site": "same-origin"}):
+        assert await asked(GUARDED, "POST", RETRY, {**theirs, **told}) == (503, "DATABASE_UNREACHABLE")
+
+
+HOSTS = ["[", "[::1", "a b", "x@y", "127.0.0.1/api/", "127.0.0.1?", "127.0.0.1:x", "127.0.0.1:8085:1", "é", "a\\b"]
+
+
+@pytest.mark.parametrize("settings", [OPEN, GUARDED], ids=["open", "guarded"])
+async def test_a_name_that_is_none_is_refused_and_its_path_is_no_line_of_the_log(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Starlette makes addresses from this header, and fails at some of these."""
+    app = app_of(guarded=settings is GUARDED)
+    for host in (*HOSTS, ""):
+        for path in ("/", EVENTS, "/healthz", "/\nFAKE\x1b[31m"):
+            headers = [(b"host", host.encode()), (b"authorization", bearer("operator")["Authorization"].encode())]
+            assert (await straight(app, path, headers))[:2] == (
+                403,
+                "FOREIGN_HOST",
+            ), (host, path)
+    assert caplog.text == ""
+
+
+async def straight(app: Any, path: str, headers: list[tuple[bytes, bytes]]) -> tuple[int, str, dict[bytes, bytes]]:
+    """Ask past a client, which would mend the request. Returns the status, the code, and the headers."""
+    told = list[dict[str, Any]]()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": b"/",
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8085),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    await app(scope, receive, send)
+    body = b"".join(it.get("body", b"") for it in told).decode()
+    code = re.search(r'"code": "(\w+)"|<code>(\w+)</code> · HTTP', body)
+    return told[0]["status"], "" if code is None else code[1] or code[2], dict(told[0]["headers"])
+
+
+async def test_no_answer_leads_to_another_name() -> None:
+    for path in ("/doctor/", "/contexts/sea/events/", "/static", "//evil.example/", "/api/v1/contexts/"):
+        headers = [(b"host", b"evil.example"), (b"authorization", bearer("operator")["Authorization"].encode())]
+        status, code, told = await straight(app_of(guarded=True), path, headers)
+        assert (status, code) == (404, "NO_SUCH_PATH"), path
+        assert b"location" not in told
+
+
+async def test_a_fault_is_one_line_of_the_log_whatever_the_path(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a secret of a row")
+
+    door = Door(broken, Doorkeeper(OPEN.ops), as_page)
+    status, *_ = await straight(door, f"/a\n2026 FAKE\x1b[31m{'x' * 5000}", [(b"host", b"127.0.0.1")])
+    assert status == 500
+    [line] = caplog.messages
+    assert line.isprintable()
+    assert len(line) < 300
 
 
 async def test_a_body_that_is_too_large_is_not_read() -> None:

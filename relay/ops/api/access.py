@@ -11,10 +11,10 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
@@ -33,6 +33,8 @@ LOCAL: Final = "local"
 #: The content type of a browser's form. Programs send JSON.
 FORM: Final = "application/x-www-form-urlencoded"
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+#: The header ``Host``: a name or an address, and perhaps a port. Addresses of pages are made from it.
+_HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _MAX_BODY_BYTES: Final = 4 * 1024**2
 #: The body of an unexpected 500.
 FAULT: Final = {
@@ -77,21 +79,21 @@ class Doorkeeper:
             for name, user in settings.users.items()
         }
 
-    def admit(self, method: str, path: str, headers: Headers) -> Caller | None:
+    def admit(self, method: str, path: str, headers: Headers, scheme: str = "http") -> Caller | None:
         """Return who calls; None at a path that is open to all. Raises NotAdmitted."""
         self._check_host(headers)
         if path in OPEN:
             return None
         caller = self._caller(headers)
         if method not in _READING:
-            _check_same_origin(headers)
+            _check_same_origin(headers, scheme)
             _check_kind(headers, "application/json" if path.startswith("/api/") else FORM)
         return caller
 
     def _check_host(self, headers: Headers) -> None:
         """Refuse other names: a page in a browser here could make its own name resolve to this machine."""
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        if not self._callers and not is_loopback(host):
+        found = _HOST.fullmatch(headers.get("host", ""))
+        if found is None or (not self._callers and not is_loopback(found[1])):
             raise NotAdmitted(
                 403, "FOREIGN_HOST", "this address is not of this machine", "ask 127.0.0.1 or localhost"
             )
@@ -106,12 +108,18 @@ class Doorkeeper:
         return found[0]
 
 
-def _check_same_origin(headers: Headers) -> None:
-    """Refuse writes that a page of another origin sends: browsers say so in one of these headers."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+def _check_same_origin(headers: Headers, scheme: str) -> None:
+    """Refuse writes that a page of another origin sends: browsers say so in one of these headers.
+
+    Behind a proxy with TLS, that proxy says ``https``, or the browser says that it is the same origin.
+    """
+    site, origin, host = headers.get("sec-fetch-site"), headers.get("origin"), headers.get("host", "").lower()
+    schemes = {"http", "https"} if site == "same-origin" else {headers.get("x-forwarded-proto", scheme)}
+    foreign = origin is not None and origin.lower() not in {f"{it}://{host}" for it in schemes}
     if foreign or site not in (None, "same-origin", "none"):
-        raise NotAdmitted(403, "FOREIGN_ORIGIN", "a page of another origin may not do this")
+        raise NotAdmitted(
+            403, "FOREIGN_ORIGIN", "a page of another origin may not do this", "a proxy sends X-Forwarded-Proto"
+        )
 
 
 def _check_kind(headers: Headers, wanted: str) -> None:
@@ -188,7 +196,7 @@ class Door:
         try:
             headers = Headers(scope=scope)
             scope.setdefault("state", {})["caller"] = self._doorkeeper.admit(
-                scope["method"], scope["path"], headers
+                scope["method"], scope["path"], headers, scope["scheme"]
             )
             _check_size(headers)
             await self._app(scope, receive, tell)
@@ -198,8 +206,8 @@ class Door:
                 response.headers["WWW-Authenticate"] = 'Basic realm="jetrelay", charset="UTF-8"'
             await self._shown(Request(scope, receive), response)(scope, receive, tell)
         except Exception as error:
-            # Its text may hold values of rows.
-            _log.error("%s %s failed: %s", scope["method"], scope["path"], type(error).__name__)
+            # Its text may hold values of rows. And who calls may put anything into a path.
+            _log.error("%s %a failed: %s", scope["method"], scope["path"][:200], type(error).__name__)
             if not begun:
                 await self._shown(Request(scope, receive), json_response(FAULT, 500))(scope, receive, tell)
 

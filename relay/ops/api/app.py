@@ -64,6 +64,8 @@ def create_app(settings: Settings, pools: ContextPools | None = None, limits: Op
         openapi_url="/api/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
+        # It would lead to whatever name the request has given.
+        redirect_slashes=False,
         lifespan=living,
     )
     rows = RowHandlers(settings.contexts, pools.of, limits.window)

@@ -109,7 +109,7 @@ def page(request: Request, template: str | Sequence[str], status: int = 200, **v
     theme = request.cookies.get("theme")
     common = {
         "request": request,
-        "here": request.url.path,
+        "here": request.scope["path"],
         "params": _params(request.query_params.multi_items()),
         "user": state.get("caller"),
         "contexts": list(app.state.ops.settings.contexts) if app else [],
@@ -164,7 +164,7 @@ def is_page(path: str) -> bool:
 
 def as_page(request: Request, answer: Response) -> Response:
     """The answer of an error as a page, if a page was asked for."""
-    if not is_page(request.url.path):
+    if not is_page(request.scope["path"]):
         return answer
     found: Mapping[str, Any] = json.loads(bytes(answer.body))["error"]
     title = _TITLES.get(answer.status_code, "Something went wrong")
