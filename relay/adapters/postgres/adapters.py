@@ -15,9 +15,11 @@ from typing import Any, Final
 import psycopg
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import AdaptersMap, Loader
-from psycopg.postgres import register_default_adapters, types
+from psycopg.dbapi20 import register_dbapi20_adapters
+from psycopg.postgres import register_default_adapters, register_default_types, types
 from psycopg.pq import Format
 from psycopg.types import TypesRegistry
+from psycopg.types.array import register_all_arrays
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
 
@@ -33,12 +35,13 @@ class _Context:
 
 
 def _usual() -> AdaptersMap:
-    """Psycopg's adapters as they come with it."""
+    """Psycopg's adapters as they come with it, made by the steps of its own package."""
     known = TypesRegistry()
-    for info in types:
-        known.add(info)
+    register_default_types(known)
     context = _Context(AdaptersMap(types=known))
     register_default_adapters(context)
+    register_dbapi20_adapters(context)
+    register_all_arrays(context)
     return context.adapters
 
 
