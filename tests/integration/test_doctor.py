@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,15 +18,17 @@ from typer.testing import CliRunner, Result
 
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.connection import connect_once
-from relay.adapters.postgres.inspection import look_closely
+from relay.adapters.postgres.inspection import Blocked, DatabaseDetails, look, look_closely
 from relay.adapters.redis_inspection import listens
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
 from relay.domain.findings import ProcessKind
+from relay.ops.doctor.databases import blocked
 from relay.ops.queries import Diagnose, queries
 from relay.settings import Settings
 from tests.integration.deployed import LockedValkey
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -190,3 +193,32 @@ def test_the_command_says_what_to_change_and_its_status_whether_somebody_must_ac
     assert refused.exit_code == 1
     [first, *_] = json.loads(refused.stdout)["findings"]
     assert (first["code"], first["severity"]) == ("MODULE_MISSING", "error")
+
+
+def test_who_holds_the_lock_that_a_handler_waits_for_is_named(settings: Settings, database_url: str) -> None:
+    """Also if it is a lock on a table of the application."""
+    name = "jetrelay-handle-doc"
+    with (
+        psycopg.connect(database_url, application_name="a migration") as holder,
+        psycopg.connect(database_url, application_name=name) as handler,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        holder.execute("CREATE TABLE orders (n INT)")
+        holder.commit()
+        holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+        waiting = aside.submit(handler.execute, "INSERT INTO orders VALUES (1)")
+
+        def found() -> list[Blocked]:
+            return [*asyncio.run(look_closely(database_url, waiting=timedelta())).blocked]
+
+        wait_for("the handler waits", found)
+        [it] = found()
+        assert (it.name, it.pid) == (name, handler.info.backend_pid)
+        assert (it.holder, it.blocker) == ("a migration", holder.info.backend_pid)
+        assert not asyncio.run(look_closely(database_url)).blocked
+        holder.rollback()
+        waiting.result(30)
+    assert not found()
+    [finding] = blocked("postgresql doc", DatabaseDetails(state=asyncio.run(look(database_url)), blocked=[it]))
+    assert finding.code == "SESSION_BLOCKED"
+    assert f"pg_terminate_backend({it.blocker})" in finding.remedy

@@ -31,6 +31,8 @@ _SETTINGS: Final = (
 #: From so long on, an idle session in a transaction, and a transaction, are too old.
 _IDLE: Final = timedelta(minutes=1)
 _OLD: Final = timedelta(minutes=5)
+#: From so long on, a session of the relay waits too long for a lock.
+_WAITING: Final = timedelta(seconds=10)
 _CONNECT_TIMEOUT_S: Final = 5
 
 
@@ -41,6 +43,21 @@ class IdleSession:
     name: str
     pid: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A session of the relay that waits for a lock, and who holds it: for how many seconds (None: not known).
+
+    ``blocker`` 0: a prepared transaction.
+    """
+
+    name: str
+    pid: int
+    seconds: float
+    blocker: int
+    holder: str
+    held_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +84,8 @@ class DatabaseState:
     """What `relay health` asks.
 
     ``ahead``: how far this machine's clock is ahead of the database's, in seconds, exact to ``exact``.
-    ``room``: how many sessions the server allows to roles that are not superusers.
+    ``room``: how many sessions the server allows to roles that are not superusers; ``ours``: how many of the
+    ``sessions`` are the relay's.
     """
 
     tables: MigrationStatus
@@ -75,6 +93,7 @@ class DatabaseState:
     ahead: float = 0.0
     exact: float = 0.0
     sessions: int = 0
+    ours: int = 0
     room: int = 100
 
     @property
@@ -89,6 +108,7 @@ class DatabaseDetails:
 
     ``pooler``: what is between us and the server: "" for nothing, "transaction" for a pooler that changes the
     session between transactions, "pooler" for another. ``hidden``: how many sessions of others cannot be seen.
+    ``blocked``: sessions of the relay that wait for a lock.
     ``lacking``: rights that our role needs and does not have. ``leader``: the scheduler that leads, if one does.
     ``paused``: cron jobs that an operator has paused. ``role``: ours.
     """
@@ -97,6 +117,7 @@ class DatabaseDetails:
     pooler: str = ""
     idle: Sequence[IdleSession] = ()
     hidden: int = 0
+    blocked: Sequence[Blocked] = ()
     holders: Sequence[Holder] = ()
     tables: Sequence[TableState] = ()
     lacking: Sequence[str] = ()
@@ -120,14 +141,17 @@ async def place(url: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-async def look_closely(url: str, *, idle: timedelta = _IDLE, old: timedelta = _OLD) -> DatabaseDetails:
+async def look_closely(
+    url: str, *, idle: timedelta = _IDLE, old: timedelta = _OLD, waiting: timedelta = _WAITING
+) -> DatabaseDetails:
     """Ask everything. Raises DatabaseUnreachable.
 
-    ``idle``, ``old``: from how long on an idle session in a transaction, and a transaction, are reported.
+    ``idle``, ``old``, ``waiting``: from how long on an idle session in a transaction, a transaction, and a session
+    that waits for a lock are reported.
     """
     async with await _connect(url) as conn:
         with reached(), _allowed(conn.info.user):
-            return await _details(conn, url, idle, old)
+            return await _details(conn, url, idle, old, waiting)
 
 
 @contextmanager
@@ -157,7 +181,7 @@ async def _connect(url: str) -> Connection:
 
 async def _state(conn: Connection) -> DatabaseState:
     begin = datetime.now(UTC)
-    [(clock, _, sessions, room)] = await query(conn, "server/here")
+    [(clock, _, sessions, ours, room)] = await query(conn, "server/here")
     end = datetime.now(UTC)
     return DatabaseState(
         tables=compared(await _first(conn, "server/revision")),
@@ -165,6 +189,7 @@ async def _state(conn: Connection) -> DatabaseState:
         ahead=(begin + (end - begin) / 2 - clock).total_seconds(),
         exact=(end - begin).total_seconds() / 2,
         sessions=sessions,
+        ours=ours,
         room=room,
     )
 
@@ -178,7 +203,9 @@ async def _first(conn: Connection, name: str) -> str | None:
     return rows[0][0] if rows else None
 
 
-async def _details(conn: Connection, url: str, idle: timedelta, old: timedelta) -> DatabaseDetails:
+async def _details(
+    conn: Connection, url: str, idle: timedelta, old: timedelta, waiting: timedelta
+) -> DatabaseDetails:
     wanted = {name: rights.relay.split(", ") for name, rights in TABLES.items() if rights.relay}
     pairs = [(table, privilege) for table, privileges in wanted.items() for privilege in privileges]
     sessions = await query(conn, "server/sessions", longer=idle)
@@ -188,6 +215,7 @@ async def _details(conn: Connection, url: str, idle: timedelta, old: timedelta) 
         pooler=await _pooler(conn, url),
         idle=[IdleSession(*row[:3]) for row in sessions if row[1]],
         hidden=sum(row[3] for row in sessions),
+        blocked=[Blocked(*row) for row in await query(conn, "server/blocked", longer=waiting)],
         holders=[Holder(*row) for row in await query(conn, "server/horizon", longer=old)],
         tables=[TableState(*row) for row in await query(conn, "server/tables", tables=list(TABLES))],
         lacking=[
@@ -231,5 +259,5 @@ async def _pooler(conn: Connection, url: str) -> str:
 
 
 async def _process(conn: Connection) -> Any:
-    [(_, process, _, _)] = await query(conn, "server/here")
+    [(_, process, *_)] = await query(conn, "server/here")
     return process

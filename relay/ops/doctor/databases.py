@@ -131,6 +131,16 @@ def idle_sessions(place: str, details: DatabaseDetails) -> Iterator[Finding]:
         )
 
 
+def blocked(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """No session of the relay waits for a lock, such as that of a migration on a table of a handler."""
+    for it in details.blocked:
+        since = "" if it.held_seconds is None else f", whose transaction began {_minutes(it.held_seconds)} ago"
+        who = f"{it.holder} (process {it.blocker}){since}" if it.blocker else "a prepared transaction"
+        text = f"{it.name} (process {it.pid}) has waited for {_minutes(it.seconds)} for a lock of {who}"
+        remedy = f"SELECT pg_terminate_backend({it.blocker}) ends it" if it.blocker else "see pg_prepared_xacts"
+        yield warning("SESSION_BLOCKED", place, text, remedy)
+
+
 def pooler(place: str, details: DatabaseDetails) -> Iterator[Finding]:
     """No pooler changes the session between transactions: LISTEN and prepared statements need their own."""
     if details.pooler == "transaction":
@@ -163,7 +173,8 @@ def same_place(place: str, pooled: tuple[object, ...], direct: tuple[object, ...
 def sessions(place: str, details: DatabaseDetails) -> Iterator[Finding]:
     """There is room for more sessions."""
     if details.state.sessions > _FULL * details.state.room:
-        text = f"{details.state.sessions} of {details.state.room} sessions are in use"
+        found = details.state
+        text = f"{found.sessions} of {found.room} sessions are in use, {found.ours} of them by the relay"
         remedy = "raise the server's max_connections, lower the relay's, or run fewer processes"
         yield warning("SESSIONS_FULL", place, text, remedy)
 
@@ -182,7 +193,7 @@ def pauses(place: str, details: DatabaseDetails) -> Iterator[Finding]:
         yield warning("JOB_PAUSED", place, f"the cron job {name} is paused", f"relay schedule resume {name}")
 
 
-CLOSE_CHECKS: Final = (rights, vacuum, snapshots, idle_sessions, pooler, sessions, leader, pauses)
+CLOSE_CHECKS: Final = (rights, vacuum, snapshots, idle_sessions, blocked, pooler, sessions, leader, pauses)
 
 
 def _minutes(seconds: float) -> str:
