@@ -234,7 +234,7 @@ def _waiting(urls: Urls) -> list[str]:
 
 async def _pending(nats_url: str) -> list[str]:
     async with connect_once(nats_url) as js:
-        consumers = [it for stream in (STREAM, TWIN_STREAM) for it in await js.consumers_info(stream)]
+        consumers = [it for stream in (STREAM, TWIN_STREAM) for it in await _durable(js, stream)]
     return [
         f"consumer {info.name}: {info.num_pending} pending, {info.num_ack_pending} not acknowledged"
         for info in consumers
@@ -308,7 +308,7 @@ async def _of_stream(nats_url: str) -> list[Record]:
             for message in page
         ]
     async with connect_once(nats_url) as js:
-        records += [await _consumer_end(js, info) for info in await js.consumers_info(STREAM)]
+        records += [await _consumer_end(js, info) for info in await _durable(js, STREAM)]
     return records
 
 
@@ -338,6 +338,11 @@ async def _auditor(nats_url: str) -> AsyncIterator[NatsStreamAuditor]:
         yield NatsStreamAuditor(connection)
     finally:
         await connection.close()
+
+
+async def _durable(js: JetStreamContext, stream: str) -> list[ConsumerInfo]:
+    """The consumers of subscriptions. Those by which the relay reads a stream again come and go."""
+    return [info for info in await js.consumers_info(stream) if info.config.durable_name]
 
 
 async def _consumer_end(js: JetStreamContext, info: ConsumerInfo) -> ConsumerEnd:

@@ -47,9 +47,10 @@ BAD: Final[tuple[dict[str, str | int], ...]] = (
     {"headers": '{"nats-msg-id": "1"}'},
     {"headers": '{"A": "1\\r\\nNats-Rollup: all"}'},
     {"headers": '{"A": 1}'},
-    {"headers": "[]"},
-    {"headers": _DEEP},
-    {"occurred_at": "-infinity"},
+    {"headers": f'{{"A": {_DEEP}}}'},
+    {"topic": "sea.event.http.v1"},
+    {"topic": "shop.dlq.x"},
+    {"payload": "[1e131071, 1e131071]"},
 )
 
 
