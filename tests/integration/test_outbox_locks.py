@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from relay import Outbox
-from relay.adapters.postgres.shared_transactions import _sqlstate
+from relay.adapters.postgres.conflicts import is_conflict
 from relay.domain.errors import WriteConflict
 from relay.handler.transaction import is_outage
 from tests.integration.publishing import DEADLINE, event, outbox_rows, query
@@ -264,7 +264,7 @@ def test_what_must_deadlock_is_an_error_that_says_to_try_again(
         assert isinstance(errors[0].__cause__, psycopg.errors.DeadlockDetected)
         # Whoever tries again what PostgreSQL has ended goes by these.
         assert is_outage(errors[0])
-        assert _sqlstate(errors[0]) == "40P01"
+        assert is_conflict(errors[0])
 
 
 def test_a_lock_timeout_of_the_application_is_kept(database_url: str) -> None:
