@@ -137,7 +137,8 @@ def blocked(place: str, details: DatabaseDetails) -> Iterator[Finding]:
         since = "" if it.held_seconds is None else f", whose transaction began {_minutes(it.held_seconds)} ago"
         who = f"{it.holder} (process {it.blocker}){since}" if it.blocker else "a prepared transaction"
         text = f"{it.name} (process {it.pid}) has waited for {_minutes(it.seconds)} for a lock of {who}"
-        remedy = f"SELECT pg_terminate_backend({it.blocker}) ends it" if it.blocker else "see pg_prepared_xacts"
+        ended = f"wait for it; SELECT pg_terminate_backend({it.blocker}) ends it"
+        remedy = ended if it.blocker else "see pg_prepared_xacts"
         yield warning("SESSION_BLOCKED", place, text, remedy)
 
 
