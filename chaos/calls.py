@@ -38,7 +38,9 @@ _LATE_NEWS_SECONDS: Final = 2.0
 #: Up to so many seconds after a fault, its damage may be noticed and repaired.
 _GRACE: Final = 10.0
 #: Faults that disturb no call.
-_HARMLESS: Final = frozenset({"poison-rows", "future-rows", "hostile-messages", "forged-letters"})
+_HARMLESS: Final = frozenset(
+    {"poison-rows", "future-rows", "hostile-messages", "forged-letters", "hostile-rows", "foreign-answers"}
+)
 
 
 @dataclass(frozen=True, slots=True)

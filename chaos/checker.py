@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from chaos.alerting import all_alerted
+from chaos.calls import spans
 from chaos.cron_runs import one_at_a_time
 from chaos.deployment import MAX_ATTEMPTS
 from chaos.diagnoses import causes_named
@@ -19,6 +20,7 @@ from chaos.fairness import fairly_shared
 from chaos.history import CRASHED
 from chaos.judgement import Figure, Judgement, conclude
 from chaos.ledger import Ledger, open_ledger
+from chaos.neighbours import others_unharmed
 from chaos.promises import (
     bad_rows_contained,
     dead_letters_accounted,
@@ -63,6 +65,7 @@ def judge(
         seen_by_each(evidence, ledger),
         causes_named(evidence),
         all_alerted(evidence),
+        others_unharmed(evidence, ledger, spans(evidence)),
     ]
     return [
         _meaningful(evidence, ledger, faults_expected),

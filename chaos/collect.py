@@ -91,9 +91,10 @@ _WAITING: Final[tuple[tuple[str, str, LiteralString], ...]] = (
         """,
     ),
 )
-#: Nobody reads the events that report others.
+#: Nobody reads the events that report others, nor those of strangers.
 _PUBLISHED: Final = """
-SELECT id FROM outbox_events WHERE published_at IS NOT NULL AND event_type <> 'events_orphaned'
+SELECT id FROM outbox_events
+WHERE published_at IS NOT NULL AND event_type NOT IN ('events_orphaned', 'strange')
 """
 _RECEIVED: Final = "SELECT coalesce(source_id, message_id) FROM inbox_messages WHERE subscription <> 'twin'"
 

@@ -21,6 +21,8 @@ PRODUCING: Final = "shop"
 CONSUMING: Final = "sea"
 #: The role of workers and schedulers. The superuser owns the tables.
 FLEET: Final = "fleet"
+#: A role that may only INSERT events and tasks. It writes what it likes.
+STRANGER: Final = "stranger"
 #: The database of the handler service.
 CASES: Final = "cases"
 DATABASES: Final = (PRODUCING, CONSUMING, CASES)
@@ -222,10 +224,10 @@ def alerts_url(port: int) -> str:
     return f"http://{LOOPBACK}:{port}/alerts"
 
 
-def of_fleet(server: str) -> str:
-    """Return the address of the PostgreSQL server for the role of workers and schedulers."""
+def as_role(server: str, role: str) -> str:
+    """Return an address of the PostgreSQL server, or of a database, for another role: all have one password."""
     parts = urlsplit(server)
-    return parts._replace(netloc=f"{FLEET}:{parts.password}@{parts.hostname}:{parts.port}").geturl()
+    return parts._replace(netloc=f"{role}:{parts.password}@{parts.hostname}:{parts.port}").geturl()
 
 
 def worker_command(threads: int) -> tuple[str, ...]:

@@ -16,12 +16,14 @@ from chaos.history import (
     ConsumerEnd,
     Diagnosed,
     Effect,
+    Ended,
     Failure,
     Fault,
     Forged,
     Hostile,
     InboxState,
     Incident,
+    Leftover,
     Letters,
     Lost,
     Noted,
@@ -32,6 +34,7 @@ from chaos.history import (
     Outcome,
     Plan,
     Posted,
+    Probe,
     Produced,
     Ran,
     Receipt,
@@ -40,6 +43,7 @@ from chaos.history import (
     SetBack,
     Source,
     Stored,
+    Strange,
     Twins,
 )
 
@@ -78,6 +82,10 @@ class Evidence:
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     posted: list[Posted] = field(default_factory=list)
+    strange: list[Strange] = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
 
     def noted(self, subscription: str) -> Mapping[str, int]:
         """How often a subscription beside those of the sources has handled each message."""
@@ -111,6 +119,10 @@ _LISTS: Final[dict[type[Any], str]] = {
     Receipt: "receipts",
     Failure: "failures",
     Posted: "posted",
+    Strange: "strange",
+    Probe: "probes",
+    Leftover: "leftovers",
+    Ended: "ended",
 }
 _TYPES: Final = {kind.__name__: kind for kind in get_args(Record)}
 

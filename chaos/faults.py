@@ -11,14 +11,19 @@ from chaos import history
 from chaos.deployment import LINKS
 from chaos.injections import (
     archive,
+    broken_keys,
     cluster,
     failover,
+    foreign_answers,
+    functions,
     hostile,
+    hostile_rows,
     network,
     operators,
     processes,
     restored,
     servers,
+    sessions,
     still,
     store,
     twins,
@@ -38,6 +43,10 @@ EARLY: Final = (UPGRADE, "handler-hang")
 _HANG_SECONDS: Final = 20.0
 #: How long a handler is away, in seconds: long enough that its circuit opens.
 _AWAY_SECONDS: Final = 15.0
+#: How long settings are odd, in seconds: long enough that a fleet which cannot work with them stands still.
+_ODD_SECONDS: Final = 12.0
+#: Workers of a run, more than there are: what happens to their processes is another fault's doing.
+_WORKERS: Final = tuple(f"worker-{number}" for number in range(1, 17))
 #: Shares of `Stage.hold`: the fault ends at once, after a moment, or after the whole time.
 _BLOW: Final = 0.0
 _MOMENT: Final = 0.25
@@ -232,6 +241,20 @@ def _people() -> list[Kind]:
     ]
 
 
+def _strange() -> list[Kind]:
+    """Return what strangers, sessions and functions do. The system must go on beside it, in every mode."""
+    postgres, handlers = _only("postgres"), _only("handlers")
+    return [
+        Kind("hostile-rows", _only("producer"), hostile_rows.hostile_rows),
+        Kind("foreign-answers", _but_in("cluster", "nats"), foreign_answers.foreign_answers, _MOMENT),
+        Kind("odd-sessions", postgres, sessions.odd_sessions, _MOMENT, at_least=_ODD_SECONDS),
+        Kind("few-connections", _in("single", "postgres"), sessions.few_connections),
+        Kind("leftovers", handlers, functions.leftovers, _WHOLE),
+        Kind("base-exceptions", handlers, functions.base_exceptions, _WHOLE, frozenset(_WORKERS)),
+        Kind("broken-keys", _only("valkey"), broken_keys.broken_keys),
+    ]
+
+
 #: By name. What is committed for a fault comes from the workload (`Stage.commit`).
 FAULTS: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -245,5 +268,8 @@ FAULTS: Final[dict[str, Kind]] = {
         *_still(),
         *_network(),
         *_people(),
+        *_strange(),
     ]
 }
+#: Kinds that also strike where nothing heals: what other programs do does not end there either.
+IN_LIVENESS: Final = tuple(kind.name for kind in _strange())

@@ -1,7 +1,7 @@
 """The Python handlers of a run: ``handler = "python:chaos.handlers"``.
 
 One runs in a thread and one on the worker's loop, because jetrelay treats them differently. Each writes its effect
-in the transaction of the inbox row and then behaves as the plan says.
+in the transaction of the inbox row and then behaves as the plan says. Faults make them rude: see `rude_handlers`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import psycopg
 from pydantic import BaseModel
 
-from chaos.history import History, Source
+from chaos.history import History, Leftover, Source
 from chaos.plan import Answer, answer_to
+from chaos.rude_handlers import FOUND, LEAVING, RAISING, asked, leave, raised_by
 from chaos.tables import INSERT_EFFECT, READ_SETTINGS, HandlerSettings
 from consumer.handlers import AlreadyProcessed, MessageContext, Poison, handles
 
@@ -45,11 +47,16 @@ def write(case: Case, connection: psycopg.Connection[Any], context: MessageConte
     settings = _known.get(connection.info.dsn)
     if settings is None:
         settings = _keep(connection.info.dsn, connection.execute(READ_SETTINGS).fetchone())
+    leaves = asked(settings.history, LEAVING)
     with _recorded(settings, Source.PYTHON, context) as answer:
+        if leaves:
+            _note(settings, context, connection.execute(FOUND).fetchone())
         connection.execute(INSERT_EFFECT, _effect(context, Source.PYTHON, case))
-        _behave(answer)
+        _behave(answer, settings, context)
         if answer is Answer.HANG:
             time.sleep(settings.hang)
+        if leaves:
+            connection.execute(*_left(context))
 
 
 @handles("ordered", version=1)
@@ -58,11 +65,16 @@ async def write_in_order(case: Case, connection: psycopg.AsyncConnection[Any], c
     settings = _known.get(connection.info.dsn)
     if settings is None:
         settings = _keep(connection.info.dsn, await (await connection.execute(READ_SETTINGS)).fetchone())
+    leaves = asked(settings.history, LEAVING)
     with _recorded(settings, Source.ORDERED, context) as answer:
+        if leaves:
+            _note(settings, context, await (await connection.execute(FOUND)).fetchone())
         await connection.execute(INSERT_EFFECT, _effect(context, Source.ORDERED, case))
-        _behave(answer)
+        _behave(answer, settings, context)
         if answer is Answer.HANG:
             await asyncio.sleep(settings.hang)
+        if leaves:
+            await connection.execute(*_left(context))
 
 
 def _effect(context: MessageContext, source: Source, case: Case) -> dict[str, Any]:
@@ -91,12 +103,25 @@ def _recorded(settings: HandlerSettings, source: Source, context: MessageContext
         history.end(begun, told.value)
 
 
-def _behave(answer: Answer) -> None:
+def _note(settings: HandlerSettings, context: MessageContext, row: tuple[Any, ...] | None) -> None:
+    """Record what another call has left in this session."""
+    if settings.history is not None and row is not None and row[0]:
+        _history(settings.history).write(Leftover(str(context.message_id), row[0]))
+
+
+def _left(context: MessageContext) -> tuple[bytes, dict[str, int]]:
+    statement, values = leave(UUID(str(context.message_id)))
+    return statement.encode(), values
+
+
+def _behave(answer: Answer, settings: HandlerSettings, context: MessageContext) -> None:
     match answer:
         case Answer.REPEAT:
             raise AlreadyProcessed("the plan says that this was done before")
         case Answer.POISON:
             raise Poison("the plan says that this cannot be handled")
+        case Answer.ERROR | Answer.DROP if asked(settings.history, RAISING):
+            raise raised_by(context.message_id, context.attempt)("the plan says that this call fails")
         case Answer.ERROR | Answer.DROP:
             raise HandlerFailed("the plan says that this call fails")
 

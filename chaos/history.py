@@ -336,6 +336,40 @@ class Forged:
 
 
 @dataclass(frozen=True, slots=True)
+class Strange:
+    """Rows that a stranger has put into an outbox. ``stay``: none of them may be published."""
+
+    fault: int
+    ids: Sequence[str]
+    stay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A task that waits beside a fault. ``began``: when it was committed; ``ran``: when it ran, None if never."""
+
+    fault: int
+    began: float
+    ran: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a call of a handler found in its session that it did not put there."""
+
+    message_id: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Processes that ended by themselves during a fault that must end none."""
+
+    fault: int
+    processes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Letters:
     """What dead letters became: messages of their stream, dead rows without an incident, unconfirmed incidents."""
 
@@ -376,6 +410,10 @@ WrittenInRun: TypeAlias = (
     | Receipt
     | Hostile
     | Forged
+    | Strange
+    | Probe
+    | Leftover
+    | Ended
     | Twins
     | Operated
     | Ran

@@ -28,8 +28,9 @@ from chaos.windows import Windows
 _LEAST_OF_BACKOFF: Final = 0.8
 #: Targets where a fault keeps a handler away, or keeps its answers from being recorded.
 _AROUND_HANDLERS: Final = ("worker", "service", "postgres", "valkey")
-#: Faults that cost no message an attempt: the circuit of a handler that is away is open.
-_COST_NO_ATTEMPT: Final = frozenset({"handler-away"})
+#: Faults that cost no message an attempt: the circuit of a handler that is away is open, and who gets no session
+#: does not call.
+_COST_NO_ATTEMPT: Final = frozenset({"handler-away", "few-connections", "odd-sessions"})
 #: A call that meets a fault may fail so much later, in seconds.
 _CALL: Final = 3.0
 
@@ -87,6 +88,8 @@ class Ledger:
     """What strangers put into the stream, by its id there."""
     stand_ins: frozenset[str] = frozenset()
     """The ids of those in the inbox."""
+    strange: frozenset[str] = frozenset()
+    """Rows that a stranger put into an outbox."""
 
     letters: Letters | None = None
     """What dead letters became."""
@@ -104,6 +107,7 @@ class Ledger:
         yield from self.hostile
         yield from self.stand_ins
         yield from self.notices
+        yield from self.strange
 
 
 def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
@@ -123,6 +127,7 @@ def open_ledger(evidence: Evidence, max_attempts: int) -> Ledger:
         notices=frozenset(it.id for it in evidence.orphans if it.state == "notice"),
         hostile={message.id: message for message in evidence.hostile},
         stand_ins=frozenset(message.stand_in for message in evidence.hostile),
+        strange=frozenset(id for rows in evidence.strange for id in rows.ids),
         letters=evidence.letters[-1] if evidence.letters else None,
         deaths=len(evidence.incidents),
         forged=sum(done.count for done in evidence.forged),

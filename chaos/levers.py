@@ -66,7 +66,10 @@ def _set_clock(directory: Path) -> None:
         return
     if wanted != _offset:
         shift(wanted)
-        (directory / f"{CLOCK}.{os.getpid()}").write_text(repr(time.time()))
+        draft = directory / f"{CLOCK}.{os.getpid()}.new"
+        draft.write_text(repr(time.time()))
+        # Whoever looks sees the whole time or none.
+        draft.replace(draft.with_suffix(""))
 
 
 def _stall(order: Path) -> None:

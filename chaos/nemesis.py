@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from chaos.faults import ALONE, EARLY, FAULTS, Kind
+from chaos.faults import ALONE, EARLY, FAULTS, IN_LIVENESS, Kind
 from chaos.history import Fault, History
 from chaos.rig import Rig
 from chaos.stage import Burst, Stage
@@ -77,10 +78,11 @@ class Nemesis:
         possible = [kind for kind in chosen if kind.targets(rig)]
         self.left_out = [kind.name for kind in chosen if kind not in possible]
         """Kinds of faults that this machine, or this user, cannot inject."""
+        self._possible = possible
         self._deck = self._shuffled(possible)
         self._under_way: dict[Future[None], Strike] = {}
         self._over = threading.Event()
-        self._number = 0
+        self._numbers = itertools.count(1)
 
     def run(self, until: float) -> None:
         """Strike until ``until`` (of `time.monotonic`); every fault is healed when this returns.
@@ -93,24 +95,41 @@ class Nemesis:
                 self._await_turn(strike)
                 if not self._over.wait(strike.after):
                     # Its gap may have let others end, and never lets others begin.
-                    self._under_way[pool.submit(self._strike, strike, self._next_number())] = strike
+                    self._under_way[pool.submit(self._strike, strike, next(self._numbers))] = strike
         self._await_turn(None)
 
     def run_liveness(self, until: float) -> None:
-        """Take one worker and one scheduler away for good and flush Valkey every 5 s: nothing else heals."""
+        """Take one worker and one scheduler away for good and flush Valkey every 5 s: nothing else heals.
+
+        Beside that, what strangers and functions do strikes in turn (`faults.IN_LIVENESS`).
+        """
         began = time.time()
         gone = [self._random.choice(self._rig.of_role(role)) for role in ("worker", "scheduler")]
         for process in gone:
             process.retire()
         flush = Strike(FAULTS["valkey-flush"], "valkey", 0)
         try:
-            with self._ended_at(until):
+            with ThreadPoolExecutor(1, thread_name_prefix="chaos-fault") as pool, self._ended_at(until):
+                beside = pool.submit(self._strike_in_turn)
                 while not self._over.wait(_FLUSH_EVERY):
-                    self._strike(flush, self._next_number())
+                    self._strike(flush, next(self._numbers))
+                beside.result()
         finally:
             for process in gone:
                 kind = f"{process.role}-gone"
-                self._history.write(Fault(self._next_number(), kind, process.name, began, time.time()))
+                self._history.write(Fault(next(self._numbers), kind, process.name, began, time.time()))
+
+    def _strike_in_turn(self) -> None:
+        """Strike with what other programs do, one after the other. An error ends the run."""
+        kinds = [kind for kind in self._possible if kind.name in IN_LIVENESS]
+        try:
+            for kind in itertools.cycle(self._random.sample(kinds, len(kinds))):
+                if self._over.wait(self._random.uniform(*self._every)):
+                    return
+                target = self._random.choice(kind.targets(self._rig))
+                self._strike(Strike(kind, target, self._random.getrandbits(32)), next(self._numbers))
+        finally:
+            self._over.set()
 
     def stop(self) -> None:
         """Heal what is under way and strike no more; callable from any thread."""
@@ -167,10 +186,6 @@ class Nemesis:
             over=self._over,
         )
         strike.kind.strike(stage, strike.target)
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
 
     def _shuffled(self, kinds: list[Kind]) -> Iterator[Kind]:
         place = self._random.randrange(_EARLY)

@@ -128,6 +128,23 @@ def _gaps(side: Side, samples: list[Sample]) -> Iterator[tuple[float, float]]:
         before = before if done is None else done
 
 
+def stood_still(
+    evidence: Evidence, during: Sequence[Fault], grace: float, seconds: float
+) -> Iterator[tuple[Fault, Side]]:
+    """Yield each of these faults and each side that did not move for so long while only it was active.
+
+    ``grace``: how long ago all other faults must have ended, in seconds.
+    """
+    others = Windows([fault for fault in evidence.faults if fault not in during])
+    found: dict[tuple[int, str], tuple[Fault, Side]] = {}
+    for side, first, last in _standstills(evidence):
+        for fault in during:
+            begin, end = max(first, fault.began), min(last, fault.ended)
+            if end - begin > seconds and not others.any_within(begin - grace, end):
+                found[fault.number, side.name] = fault, side
+    yield from found.values()
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that ``share`` of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

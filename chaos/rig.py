@@ -24,6 +24,7 @@ from chaos.disk import SmallDisks
 from chaos.proxy import Link, Proxy, at_port
 from chaos.sampler import Fetched, fetched
 from chaos.supervisor import Supervised, Supervisor
+from consumer.pull import MAX_DUE
 from relay.devstack import (
     DevStack,
     NatsServer,
@@ -43,6 +44,22 @@ from relay.settings.model import OWN_ACTOR_MODULES
 
 _READY_SECONDS: Final = 90.0
 _MODULES: Final = "RELAY_ACTOR_MODULES"
+#: Twice as many as a run has at most.
+_SESSIONS: Final = "160"
+_WAITING: Final = """
+SELECT FROM inbox_messages
+WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND subscription = %s LIMIT %s
+"""
+#: What workers and schedulers run besides the relay.
+_OWN: Final = ("chaos.cron_jobs", "chaos.probes")
+
+
+class RigStack(DevStack):
+    """A development stack whose PostgreSQL allows so few sessions that another program can take all of them."""
+
+    def __init__(self, directory: Path | str = ".relay") -> None:
+        super().__init__(directory)
+        self.postgres = PostgresServer(self.directory / "postgres", settings={"max_connections": _SESSIONS})
 
 
 class Rig:
@@ -138,7 +155,7 @@ class Rig:
     def fleet_settings(self) -> Settings:
         """The same with the role of workers and schedulers."""
         addresses = self.addresses()
-        fleet = addresses | {"postgres": deployment.of_fleet(addresses["postgres"])}
+        fleet = addresses | {"postgres": deployment.as_role(addresses["postgres"], deployment.FLEET)}
         return load_settings(self._config, self._environment(fleet))
 
     def of_role(self, role: str) -> list[Supervised]:
@@ -180,7 +197,10 @@ class Rig:
             time.sleep(0.1)
 
     def missing(self) -> Iterator[tuple[str, str]]:
-        """Name whose log to read and what is missing: a process that is not up, a subscription nobody pulls."""
+        """Name whose log to read and what is missing: a process that is not up, a subscription nobody pulls.
+
+        A subscription whose inbox is full need not be pulled: its workers have enough to do.
+        """
         for process in self.processes.values():
             if process.wanted and not process.running:
                 yield process.name, f"{process.name} does not run"
@@ -193,7 +213,8 @@ class Rig:
                 yield wanted[0].name, f"a {role} is not connected"
         pulled = self.pulled()
         for subscription in self.settings.contexts[deployment.CONSUMING].subscriptions.values():
-            if (subscription.stream, subscription.durable) not in pulled:
+            known = (subscription.stream, subscription.durable) in pulled
+            if not known and not self._is_full(subscription.name):
                 yield "worker-1", f"nobody pulls the subscription {subscription.name}"
 
     def stop(self) -> None:
@@ -208,7 +229,7 @@ class Rig:
     # --- what other topologies override: see `topologies` ---
 
     #: Makes the servers in a directory.
-    make_servers: ClassVar[type[DevStack]] = DevStack
+    make_servers: ClassVar[type[DevStack]] = RigStack
     #: How the servers are arranged: some kinds of faults are for some arrangements.
     topology: ClassVar[str] = "single"
     #: How many nodes keep each stream.
@@ -252,6 +273,12 @@ class Rig:
 
     # --- how ---
 
+    def _is_full(self, subscription: str) -> bool:
+        """Whether so many rows of a subscription wait that the fleet pulls no more. False without an answer."""
+        with contextlib.suppress(psycopg.Error), psycopg.connect(self.urls[deployment.CONSUMING]) as sea:
+            return len(sea.execute(_WAITING, [subscription, MAX_DUE]).fetchall()) == MAX_DUE
+        return False
+
     def _start_servers(self) -> None:
         self.history.mkdir(parents=True, exist_ok=True)
         (self.directory / "logs").mkdir(exist_ok=True)
@@ -284,10 +311,10 @@ class Rig:
     def _linked(self, role: str, *modules: str) -> dict[str, str]:
         """Return the environment of a process that reaches every server through the links of its role."""
         addresses = self.addresses(role)
-        fleet = addresses | {"postgres": deployment.of_fleet(addresses["postgres"])}
+        fleet = addresses | {"postgres": deployment.as_role(addresses["postgres"], deployment.FLEET)}
         environment = {**self._environment(fleet), **self._extra}
         known = environment.get(_MODULES) or ",".join(OWN_ACTOR_MODULES)
-        return {**environment, _MODULES: ",".join([*modules, known, "chaos.cron_jobs"])}
+        return {**environment, _MODULES: ",".join([*modules, known, *_OWN])}
 
     def _with_levers(self, worker: str) -> dict[str, str]:
         levers = self.levers(worker)

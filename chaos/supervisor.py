@@ -33,7 +33,8 @@ class Orphans(list[psutil.Process]):
 class Supervised:
     """A process and its successors under one name. Safe to use from any thread.
 
-    ``wanted``: whether it is started again when it ends. ``starts`` counts how often it was started.
+    ``wanted``: whether it is started again when it ends. ``starts`` counts how often it was started,
+    ``ended_alone`` how often it was started again although nobody had killed it or asked it to end.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class Supervised:
     ) -> None:
         self.name, self.role, self.log = name, role, log
         self.wanted = True
-        self.starts = 0
+        self.starts = self.ended_alone = 0
+        self._told_to_end = False
         self._command, self._environment = command, environment
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -63,6 +65,8 @@ class Supervised:
         """Start it unless it runs or is retired."""
         with self._lock:
             if self.wanted and not self.running:
+                self.ended_alone += self.starts > 0 and not self._told_to_end
+                self._told_to_end = False
                 self._process = processes.spawn(
                     self._command, log=self.log, directory=Path.cwd(), environment=self._environment
                 )
@@ -71,6 +75,7 @@ class Supervised:
     def kill(self) -> None:
         """Kill it at once with everything it started (SIGKILL); does nothing if it does not run."""
         with self._lock:
+            self._told_to_end = True
             if self._process is not None and self.running:
                 processes.kill(self._process.pid)
                 self._process.wait()
@@ -80,6 +85,7 @@ class Supervised:
         self.await_running()
         with self._lock:
             orphans = Orphans(psutil.Process(self.pid).children(recursive=True))
+            self._told_to_end = True
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
@@ -88,6 +94,7 @@ class Supervised:
     def terminate(self) -> None:
         """Ask it to end (SIGTERM)."""
         with self._lock:
+            self._told_to_end = True
             if self._process is not None and self.running:
                 self._process.send_signal(signal.SIGTERM)
 

@@ -16,7 +16,7 @@ from psycopg import sql
 from sqlalchemy import MetaData, create_engine
 from sqlalchemy.pool import NullPool
 
-from chaos.deployment import CONSUMING, FLEET, PRODUCING
+from chaos.deployment import CONSUMING, FLEET, PRODUCING, STRANGER
 from relay.adapters.postgres.grants import grant
 from relay.handler import processed_events_table
 
@@ -91,19 +91,19 @@ def prepare(
 def admit(urls: Mapping[str, str], password: str) -> None:
     """Make the role of workers and schedulers, which may do with our tables what it needs, and all with others.
 
-    It sees what other sessions do, so that `relay doctor` can name them. Raises psycopg.Error.
+    It sees what other sessions do, so that `relay doctor` can name them. A second role may INSERT events and
+    tasks, in all columns, and nothing else. Raises psycopg.Error.
     """
     with psycopg.connect(urls["shop"], connect_timeout=5, autocommit=True) as owner:
-        if not owner.execute("SELECT FROM pg_roles WHERE rolname = %s", [FLEET]).rowcount:
-            owner.execute(
-                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE pg_read_all_stats").format(
-                    sql.Identifier(FLEET), sql.Literal(password)
-                )
-            )
+        for role, rights in ((FLEET, "IN ROLE pg_read_all_stats"), (STRANGER, "")):
+            if not owner.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
+                made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} {}")
+                owner.execute(made.format(sql.Identifier(role), sql.Literal(password), sql.SQL(rights)))
     for context in (PRODUCING, CONSUMING):
         for what in ("TABLES", "SEQUENCES"):
             _execute(urls[context], f"ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT ALL ON {what} TO {FLEET}")
-        grant(urls[context], [FLEET], [])
+        grant(urls[context], [FLEET], [STRANGER])
+        _execute(urls[context], f"GRANT INSERT ON outbox_events, task_outbox TO {STRANGER}")
 
 
 def engine_url(url: str) -> str:

@@ -22,6 +22,12 @@ from chaos.producer import Producer
 KINDS: Final = {"one": 84, "batch": 3, "rollback": 12, "bad": 1}
 #: How many of a hundred events are for which subscription. Ordered ones wait for each other, so there are fewer.
 SOURCES: Final = {Source.HTTP: 40, Source.PYTHON: 39, Source.ORDERED: 20, Source.SLOW: 1}
+#: The subscriptions that bursts are for; any if none is named.
+_SOURCES_OF: Final = {
+    "slow": (Source.SLOW,),
+    "failing": (Source.HTTP,),
+    "flaky": (Source.PYTHON, Source.ORDERED),
+}
 HOT_KEYS: Final = 10
 COLD_KEYS: Final = 5_000
 _HOT_SHARE: Final = 0.25
@@ -94,7 +100,8 @@ class Workload:
 
         ``bad``: rows that can never be published. ``large``: payloads of 100 to 900 KB. ``future``: rows that are
         minutes ahead of the database's clock. ``slow``: for the slow subscription. ``failing``: whose handler
-        always fails, for a subscription whose window has fewer places.
+        always fails, for a subscription whose window has fewer places. ``flaky``: whose Python handlers fail some
+        times.
         """
         producer = Producer(self._url)
         number = next(self._numbers)
@@ -103,10 +110,13 @@ class Workload:
             if what == "bad":
                 self._write_bad(producer, chance, count)
                 return
-            source = {"slow": Source.SLOW, "failing": Source.HTTP}.get(what)
-            plan = Plan.NEVER if what == "failing" else None
+            sources = _SOURCES_OF.get(what, (None,))
+            plan = {"failing": Plan.NEVER, "flaky": Plan.FLAKY}.get(what)
             keys = [_burst_key(what, number, place) for place in range(count)]
-            events = [self._event(chance, key, source=source, plan=plan) for key in keys]
+            events = [
+                self._event(chance, key, source=source, plan=plan)
+                for key, source in zip(keys, itertools.cycle(sources), strict=False)
+            ]
             match what:
                 case "large":
                     outcome = producer.large(number, events, chance)

@@ -172,12 +172,14 @@ def has_plain(registry: HandlerRegistry) -> bool:
 
 
 def _read(request: HandlerRequest) -> IncomingEvent:
-    """Read the event of a request. A request has the handler contract's form, whatever the envelope was."""
+    """The event of a request."""
     id = request.source_id or request.message_id
-    read = read_request(request.subject, {**request.headers, MSG_ID: str(id)}, request.body)
+    read = request.event
+    if read is None:
+        read = read_request(request.subject, {**request.headers, MSG_ID: str(id)}, request.body)
     originals = read.originals
     return IncomingEvent(
-        message_id=shown(id, originals, ID),
+        message_id=shown(read.message_id, originals, ID),
         subject=request.subject,
         event_type=read.event_type,
         event_version=read.event_version,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from relay.adapters.postgres.inbox import PostgresInboxAdapter, claim_many_comma
 from relay.adapters.postgres.pipeline import Command
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import traceparent
-from relay.domain.envelopes import Envelope, handler_request
+from relay.domain.envelopes import Envelope, Request, decode, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
 from relay.domain.model import Away, HandlerResult, Verdict
@@ -29,12 +30,14 @@ from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition,
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later, RetryPolicy
 from relay.execution.calls import PreparedCall
+from relay.execution.prefetch import PrefetchOnLoop, Waiting
 from relay.execution.rows import Decided, Terms
 from relay.failpoints import reach
 from relay.ports import (
     ClaimedMessage,
     EventHandler,
     HandlerRequest,
+    InboxRow,
     InboxSettlement,
     JetStreamConsumer,
 )
@@ -68,9 +71,10 @@ class MessageConfig:
 class MessageRows:
     """The messages of one subscription: how they are claimed and asked for, and what follows from an answer.
 
-    ``next_of_key``: set if the subscription is ordered. ``circuit``: set if an outage of its handler costs no
-    attempts. ``window``: set if messages are acknowledged after their handler. ``lease``: a claim outlives a dead
-    worker by at most this time; a live worker renews it during a call.
+    ``ahead``: set if the loop claims messages before their turn. ``next_of_key``: set if the subscription is
+    ordered. ``circuit``: set if an outage of its handler costs no attempts. ``window``: set if messages are
+    acknowledged after their handler. ``lease``: a claim outlives a dead worker by at most this time; a live worker
+    renews it during a call.
     """
 
     config: MessageConfig
@@ -82,6 +86,7 @@ class MessageRows:
     next_of_key: NextOfKey | None = None
     circuit: KeepCircuit | None = None
     window: Window | None = None
+    ahead: PrefetchOnLoop[UUID, ClaimedMessage] | None = None
     lease: timedelta = LEASE
 
     after_claim = "after_message_claim"
@@ -96,8 +101,18 @@ class MessageRows:
         """Whether a message may have to wait for the one before it."""
         return self.next_of_key is not None
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether a claim may come before its turn.
+
+        It could use up a single attempt. With order, only the head of a key may run.
+        """
+        return not self.ordered and self.max_attempts > 1
+
     async def claim(self, message_id: UUID) -> ClaimedMessage | None:
         """See `SingleRows`."""
+        if self.ahead is not None:
+            return await self.ahead.claim(message_id)
         return await self.inbox.claim(message_id, self.lease, self.max_attempts)
 
     async def renew(self, claim: ClaimedMessage) -> bool:
@@ -110,10 +125,11 @@ class MessageRows:
         if row.rejected is not None:
             return Decided(row.rejected)
         try:
-            prepared = handler_request(self.config.envelope, row.subject, row.headers, row.body, row.occurred_at)
+            prepared = self._read(row)
         except MalformedMessage as error:
             # The pull job could read it. So the subscription's envelope has changed since then.
             return Decided(DeadLetter(str(error), DeadLetterClass.POISON))
+        event = prepared.event
         return HandlerRequest(
             message_id=row.message_id,
             subject=row.subject,
@@ -124,13 +140,18 @@ class MessageRows:
             body=prepared.body,
             headers=row.headers,
             token=claim.token,
-            originals=prepared.event.originals,
+            originals=event.originals,
             # Of two subscriptions with one service behind them, neither must look like a repeat of the other.
             idempotency_key=prepared.idempotency_key if row.source_id is None else str(row.message_id),
-            actor=prepared.event.actor,
-            traceparent=_span(claim, prepared.event.traceparent),
+            actor=event.actor,
+            traceparent=_span(claim, event.traceparent),
             source_id=row.source_id,
+            event=event,
         )
+
+    def _read(self, row: InboxRow) -> Request:
+        """Return what a message says, and the body for its handler. Raises MalformedMessage."""
+        return handler_request(self.config.envelope, row.subject, row.headers, row.body, row.occurred_at)
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler."""
@@ -140,11 +161,15 @@ class MessageRows:
         """Report the answer, and apply the subscription's policy to it."""
         config = self.config
         about = {"context": config.context, "subscription": config.subscription}
-        waited = _waited(claim) if result.verdict in _DONE else None
-        self.facts(HandlerAnswered(**about, seconds=seconds, traced=_traced(claim, result), waited=waited))
+        waited = _waited(claim)
+        done = result.verdict in _DONE
+        traced = _traced(claim, result)
+        self.facts(HandlerAnswered(**about, seconds=seconds, traced=traced, waited=waited if done else None))
         reach("after_handler_before_mark")
+        if done:
+            return Ack(result.settled)
         shown = result.in_full() if config.error_text else result
-        age = timedelta(seconds=_waited(claim) or 0.0)
+        age = timedelta(seconds=waited or 0.0)
         verdict = decide(shown, claim.attempts, config.policy, random.random(), age)  # noqa: S311
         if self.circuit is None or result.away is Away.NO or isinstance(verdict, Ack):
             return verdict
@@ -287,13 +312,16 @@ class FunctionRows(MessageRows):
 
     def __post_init__(self) -> None:
         if self.handler.plain:
-            # A prefetched claim could use up a single attempt. With order, only the head of a key may run.
-            prefetch = not self.ordered and self.max_attempts > 1
-            self._terms = Terms(self.handler.timeout, writes=self.handler.writes, prefetch=prefetch)
+            self._terms = Terms(self.handler.timeout, writes=self.handler.writes, prefetch=self.prefetches)
 
     def terms(self, _message_id: UUID) -> Terms | None:
         """See `ThreadRows`, as for all that follow."""
         return self._terms
+
+    def _read(self, row: InboxRow) -> Request:
+        """Return what a message says. A function gets no body."""
+        event = decode(self.config.envelope, row.subject, row.headers, row.body)
+        return Request(event if event.occurred_at else event._replace(occurred_at=row.occurred_at), b"")
 
     def call(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
         return self.handler.prepared(request)
@@ -314,8 +342,19 @@ class FunctionRows(MessageRows):
         return claim.row.message_id
 
 
+def ahead_on_loop(
+    rows: MessageRows, inbox: PostgresInboxAdapter, waiting: Waiting[UUID]
+) -> PrefetchOnLoop[UUID, ClaimedMessage] | None:
+    """What claims messages for the loop before their turn; None if none may be claimed so."""
+    if not rows.prefetches:
+        return None
+    claim = partial(inbox.claim_many, lease=rows.lease, max_attempts=rows.max_attempts)
+    alone = partial(inbox.claim_alone, lease=rows.lease, max_attempts=rows.max_attempts)
+    return PrefetchOnLoop(claim, alone, inbox.unclaim, waiting)
+
+
 def waiting_messages(runtime: WorkerRuntime, context: str, subscription: str, limit: int) -> list[UUID]:
-    """Return up to ``limit`` messages of a subscription that wait in this process for a thread, the next first."""
+    """Return up to ``limit`` messages of a subscription that wait in this process, the next first."""
     messages = runtime.ahead(
         jobs.HANDLE_QUEUE,
         jobs.share(context, subscription),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from consumer.key_order import DeliveryNumbers
@@ -26,6 +26,9 @@ from relay.domain.ordering import order_key, partition_key
 from relay.domain.policies import DeadLetter, DeadLetterClass
 from relay.failpoints import reach
 from relay.ports import Delivery, InboxReceiver, InboxRow, Inserted, JetStreamConsumer
+
+#: How many messages of a subscription may be ready to be handled before its job fetches no more.
+MAX_DUE: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class PullConfig:
     envelope: Envelope | str
     batch_size: int
     ack_on_receipt: bool = False
-    max_due: int = 2_000
+    max_due: int = MAX_DUE
     max_inbox: int | None = None
     apart: bool = False
 
@@ -125,7 +128,8 @@ class PullMessages:
             return 0
         if self.numbers is not None:
             await self.numbers.after_fetch()
-        count = await self.accept(deliveries)
+        # What is acknowledged later is delivered again if a crash of the server takes it back.
+        count = await self.accept(deliveries, lasting=self.config.ack_on_receipt)
         if self.window is not None:
             self.window.came()
         return count
@@ -153,12 +157,12 @@ class PullMessages:
             self.facts(PullsPaused(**self._about, max_inbox=self._limit.most) if paused else resumed)
         return paused
 
-    async def accept(self, deliveries: Sequence[Delivery]) -> int:
-        """Put a batch into the inbox; returns how many messages were new to it."""
+    async def accept(self, deliveries: Sequence[Delivery], *, lasting: bool = True) -> int:
+        """Put a batch into the inbox; returns how many messages were new to it. ``lasting``: see the port."""
         reach("after_fetch_before_insert")
         begun = time.time()
         rows = [self._row(delivery) for delivery in deliveries]
-        inserted = await self._insert(rows)
+        inserted = await self._insert(rows, lasting=lasting)
         settled = self._settled(rows, inserted)
         if settled:
             await self.consumer.ack(settled)
@@ -208,12 +212,12 @@ class PullMessages:
             runnable += await self.order.promote(behind)
         return runnable
 
-    async def _insert(self, rows: Sequence[InboxRow]) -> list[Inserted]:
+    async def _insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> list[Inserted]:
         """Insert a batch, and retry in an outage; a batch that cannot be inserted goes back to the stream."""
         replies = [row.ack_subject for row in rows]
         for _ in range(self.times.insert_attempts):
             try:
-                inserted = await self.inbox.insert(rows)
+                inserted = await self.inbox.insert(rows, lasting=lasting)
                 reach("after_inbox_insert")
             except MalformedMessage as error:
                 return await self._insert_apart(rows, error)

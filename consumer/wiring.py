@@ -16,7 +16,7 @@ from consumer.deadletters import RecordDeadLetters
 from consumer.functions import PythonEventHandler, check_commands, check_subscriptions, has_plain
 from consumer.handlers import load
 from consumer.key_order import DeliveryNumbers, NextOfKey
-from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, waiting_messages
+from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, ahead_on_loop, waiting_messages
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
 from consumer.window import Window
@@ -36,11 +36,13 @@ from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.topology import advisory_consumer
 from relay.envelopes import reader
 from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
-from relay.execution.runners import GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
+from relay.execution.runners import GATHER_BUSY_S, GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
 from relay.settings.urls import hide_url
 from relay.worker import application, broker, checks, runtime, serves
 
+#: From so many messages on, a window has room for those that are done and wait to be acknowledged.
+_WIDE_WINDOW: Final = 100
 #: How many messages a pull request asks for at most.
 _MAX_BATCH_MESSAGES: Final = 300
 
@@ -141,6 +143,10 @@ def _rows(context: str, subscription: str) -> MessageRows:
         circuit=circuit(context, subscription),
         window=window(context, subscription),
     )
+    waiting = partial(waiting_messages, runtime, context, subscription)
+    rows.ahead = ahead = ahead_on_loop(rows, application.inbox(context, subscription), waiting)
+    if ahead is not None:
+        application.on_quiesce.append(lambda: event_loop().run_coroutine(ahead.close()))
     return rows
 
 
@@ -204,7 +210,11 @@ def _completions(context: str, subscription: str) -> Completions[UUID, ClaimedMe
     """What settles the messages of a subscription."""
     rows = _rows(context, subscription)
     # No pause in an ordered subscription: the next message of the key waits for this step.
-    completions = Completions(rows, asyncio.get_running_loop(), pause=0.0 if rows.ordered else GATHER_S)
+    pause = 0.0 if rows.ordered else GATHER_S
+    window = application.subscription(context, subscription).max_ack_pending
+    # Rows that wait hold places in a window, and other messages wait for these.
+    busy = GATHER_BUSY_S if pause > 0 and not 0 < window < _WIDE_WINDOW else 0.0
+    completions = Completions(rows, asyncio.get_running_loop(), pause=pause, busy=busy)
     application.on_stop.append(completions.drain)
     return completions
 

@@ -152,6 +152,10 @@ class Application:
         for begin in self.on_start:
             await begin()
 
+    def may_listen(self, context: str) -> bool:
+        """Whether the server of a context has room for a worker that listens to it, too."""
+        return self._fitting.may_listen(self.context(context).pool)
+
     def quiesce(self) -> None:
         """Ask long-running jobs to end, and all jobs to give back work that they have not begun."""
         self.stopping = True
@@ -285,8 +289,9 @@ class Application:
             pooler=settings.pooler is not None,
         )
         publisher = NatsJetStreamPublisher(self.nats, ack_timeout=settings.publish.ack_timeout)
+        wakeup = Wakeup(pool, settings.database)
         outbox = PostgresOutboxAdapter(
-            pool,
+            partial(wakeup.lend, at_once=True),
             dead_head_blocks=settings.publish.dead_head == "block",
             largest=lambda: publisher.largest(LARGEST),
         )
@@ -317,7 +322,7 @@ class Application:
             settings=settings,
             pool=pool,
             inbox=PostgresInboxAdapter(pool),
-            wakeup=Wakeup(pool, settings.database),
+            wakeup=wakeup,
             publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
             dead_letters=dead_letters,
             incidents=incidents,

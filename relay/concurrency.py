@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from relay.domain.errors import Outage
 
@@ -59,6 +59,28 @@ def _in_task() -> bool:
         return asyncio.current_task() is not None
     except RuntimeError:  # no loop runs
         return False
+
+
+async def apart(work: Awaitable[Result]) -> Result:
+    """Await an application's coroutine in a task of its own, and raise what it raises.
+
+    So it can cancel itself only, also by an `asyncio.timeout` that it never leaves.
+    """
+
+    async def run() -> tuple[Result | None, BaseException | None]:
+        try:
+            return await work, None
+        # Of some errors asyncio would end the event loop.
+        except BaseException as error:
+            return None, error
+
+    result, error = await asyncio.get_running_loop().create_task(run())
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+    return cast("Result", result)
 
 
 async def end(task: asyncio.Task[Any], *, again_after: float = _CANCEL_AGAIN_S) -> None:
@@ -237,7 +259,8 @@ class Batcher(Generic[Item, Answer]):
 
     ``together`` answers any number of items. It must not wait for a lock, because all items would wait with it. It
     decides itself what to answer for a locked row. If it fails, all its items fail. ``pause``: how long, in
-    seconds, the first item waits for more. Use it only if no caller waits for the answer.
+    seconds, the first item waits for more. Use it only if no caller waits for the answer. ``busy``: the same after
+    a batch of several items, if that is longer. ``wait`` does the waiting.
     """
 
     def __init__(
@@ -246,10 +269,13 @@ class Batcher(Generic[Item, Answer]):
         loop: asyncio.AbstractEventLoop | None = None,
         *,
         pause: float = 0.0,
+        busy: float = 0.0,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._together = together
+        self._together, self._wait = together, wait
         self._loop = loop
-        self._pause = pause
+        self._pause, self._busy = pause, max(pause, busy)
+        self._last = 0
         self._waiting: deque[tuple[Item, asyncio.Future[Answer] | None]] = deque()
         self._called = False
         self._running: asyncio.Task[None] | None = None
@@ -276,23 +302,29 @@ class Batcher(Generic[Item, Answer]):
             await asyncio.gather(self._running or asyncio.sleep(0), return_exceptions=True)
 
     def _begin(self) -> None:
-        # Reset first: an item that is told from now on calls again, and all earlier ones are taken here.
-        self._called = False
-        if self._running is None and self._waiting:
+        if self._running is None:
             # In a task of its own: a caller that is cancelled does not cancel the statement of others.
             self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
-                if self._pause:
-                    await asyncio.sleep(self._pause)
-                batch = [self._waiting.popleft() for _ in range(min(_MAX_ITEMS, len(self._waiting)))]
+            while self._more():
+                if self._pause and len(self._waiting) < _MAX_ITEMS:
+                    await self._wait(self._busy if self._last > 1 else self._pause)
+                self._last = min(_MAX_ITEMS, len(self._waiting))
+                batch = [self._waiting.popleft() for _ in range(self._last)]
                 await self._answer(
                     [(item, future) for item, future in batch if future is None or not future.done()]
                 )
         finally:
+            self._called = False
             self._running = None
+
+    def _more(self) -> bool:
+        """Whether any item waits. While one does, nobody who tells another need call the loop."""
+        self._called = bool(self._waiting)
+        # Asked again: an item that came before the answer was no has called nobody.
+        return self._called or bool(self._waiting)
 
     async def _answer(self, batch: Sequence[tuple[Item, asyncio.Future[Answer] | None]]) -> None:
         if not batch:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
 from relay.domain.members import Member, State
 from relay.domain.retry import Backoff
+from relay.hints import PublishOnHint
 from relay.jobs import Duty, DutyKind
 from relay.monitoring import Exposition, worker_heartbeat, worker_metrics
 from relay.settings import load_settings
@@ -203,7 +205,28 @@ def _describe() -> Member:
     elif not runtime.booted:
         state = State.STARTING
     publishes, usage = runtime.takes(jobs.PUBLISH_QUEUE), runtime.usage()
-    return replace(_this, state=state, up_seconds=up_seconds(), publishes=publishes, usage=usage)
+    listens = [name for name, it in _listeners.items() if it.listening]
+    return replace(_this, state=state, up_seconds=up_seconds(), publishes=publishes, listens=listens, usage=usage)
+
+
+_listeners: dict[str, PublishOnHint] = {}
+
+
+async def _listen() -> None:
+    for name in settings.contexts:
+        parts = application.context(name)
+        _listeners[name] = PublishOnHint(parts.wakeup, parts.publish, partial(_hears, name), _heart.tell)
+        await _listeners[name].start()
+
+
+async def _listen_no_more() -> None:
+    await asyncio.gather(*(it.stop() for it in _listeners.values()))
+
+
+def _hears(context: str) -> bool:
+    """Whether this is the worker that publishes when it hears a hint of a context."""
+    can = runtime.takes(jobs.PUBLISH_QUEUE) and application.nats.is_up and not application.stopping
+    return can and application.members.listens(_this.id, context) and application.may_listen(context)
 
 
 #: What this process serves, by kind. Modules with actors add theirs.
@@ -230,6 +253,8 @@ broker.broker_id = _this.id
 _heart = Heart(application.members, _describe)
 application.on_start.append(_heart.start)
 application.on_quiesce.append(_heart.tell)
+application.on_start.append(_listen)
+application.on_stop.append(_listen_no_more)
 application.on_stop.append(_heart.stop)
 if tracing is not None:
     application.on_stop.append(tracing.stop)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from relay import jobs
@@ -31,7 +32,8 @@ class PollLimits:
     """When polls are repeated, when hints are switched off, and when polls become seldom. Times in seconds.
 
     ``timeout``: of a poll after a hint. ``looks``, ``look_every``: how often that poll is repeated while a job is
-    outstanding. ``load_events``, ``load_hints``: so many waiting events, or hints between two ticks, are a load.
+    outstanding. ``left_to_workers``: how long a hint is left to a worker that hears it, too. ``load_events``,
+    ``load_hints``: so many waiting events, or hints between two ticks, are a load.
     ``awake_for``: how long no hints are sent after a load. ``quiet_after``: without work for so long, polls become
     seldom. ``quiet_every``: their interval then.
     """
@@ -39,6 +41,7 @@ class PollLimits:
     timeout: float = TICK_TIMEOUT_S
     looks: int = 10
     look_every: float = 0.01
+    left_to_workers: float = 0.02
     load_events: int = 100
     load_hints: int = 20
     awake_for: float = 1.0
@@ -152,8 +155,11 @@ class Hints:
         facts: FactSink,
         pace: Pace,
         limits: PollLimits,
+        heard: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
+        """``heard``: whether a worker hears the hints, too, and does the work without a job."""
         self._context, self._wakeup, self._kind, self._poll, self._facts = context, wakeup, kind, poll, facts
+        self._heard = heard
         self.pace, self._limits = pace, limits
         self._quiet_from = 0.0
         #: How many hints came since the last tick.
@@ -189,6 +195,8 @@ class Hints:
 
     async def _answer(self) -> None:
         while self._hinted:
+            if self._heard is not None and await self._heard():
+                await asyncio.sleep(self._limits.left_to_workers)
             self._hinted = False
             for _ in range(self._limits.looks):
                 if not await self._poll_in_time():
@@ -217,7 +225,8 @@ class PublishTick:
         self._send, self._members, self._limits = send, application.members, limits
         self.pace = Pace(self._context.settings.publish.poll_interval, limits.quiet_every)
         wakeup, facts = self._context.wakeup, application.facts
-        self._hints = Hints(context, wakeup, EVENTS, self._poll, facts, self.pace, limits)
+        heard = partial(application.members.listening, context)
+        self._hints = Hints(context, wakeup, EVENTS, self._poll, facts, self.pace, limits, heard)
         self._awake_until = 0.0
         self._lost = False
         self._running = asyncio.Lock()

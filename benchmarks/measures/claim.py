@@ -62,7 +62,7 @@ async def _claims(url: str) -> float:
     """Median milliseconds from nothing to the rows, of claims that are undone."""
     pool = Pool(url, max_size=1, application_name="bench-claim")
     await pool.open()
-    outbox = PostgresOutboxAdapter(pool)
+    outbox = PostgresOutboxAdapter(pool.connection)
     try:
         return 1e3 * statistics.median([await _claim(outbox) for _ in range(_CLAIMS)])
     finally:

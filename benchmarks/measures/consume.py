@@ -15,6 +15,7 @@ from benchmarks.figures import Reference, Row
 from benchmarks.handlers import EFFECTS
 from benchmarks.http import Handler
 from benchmarks.layouts import consuming
+from benchmarks.reference import by_hand
 from benchmarks.reference.wire import Wire
 from benchmarks.stage import Stage
 from benchmarks.stream import jetstream, until_acknowledged, until_delivering
@@ -28,13 +29,14 @@ _UNIT: Final = "messages/s"
 
 
 def run(stage: Stage) -> Iterator[Row]:
-    """Measure each kind of handler beside bare Dramatiq, and the handler service alone."""
+    """Measure each kind of handler beside bare Dramatiq, threads by hand, and the handler service alone."""
     count = stage.sizes.messages
     with Handler(stage.directory) as service:
         cases: dict[str, Case] = {
             "bare Dramatiq": lambda: stage.bare().rate(count),
             "Python handler": partial(_consume, stage, service.url, "each"),
             "Python handler that writes": partial(_consume, stage, service.url, "writing"),
+            "by hand": partial(_by_hand, stage),
             "HTTP handler alone": partial(_alone, stage, service),
             "HTTP handler": partial(_consume, stage, service.url, "http"),
             "Python handler, chunk = 50": partial(_consume, stage, service.url, "chunked"),
@@ -45,7 +47,8 @@ def run(stage: Stage) -> Iterator[Row]:
     row = partial(Row, unit=_UNIT)
     yield row(measure="consume, Python handler", runs=runs["Python handler"], reference=bare, at_least=0.5)
     writing = runs["Python handler that writes"]
-    yield row(measure="the same, a handler that writes a row", runs=writing, reference=bare)
+    hand = Reference("(e) threads by hand, 2 × 8", runs["by hand"])
+    yield row(measure="the same, a handler that writes a row", runs=writing, reference=hand, at_least=0.7)
     chunked = runs["Python handler, chunk = 50"]
     yield row(measure="the same, chunk = 50", runs=chunked, reference=bare, at_least=1.3)
     yield row(measure="consume, HTTP handler", runs=runs["HTTP handler"], reference=bare, at_least=0.3)
@@ -87,6 +90,11 @@ async def _timed(nats_url: str, name: str, count: int) -> float:
         start = time.perf_counter()
         await until_acknowledged(js, _STREAM, durable)
         return time.perf_counter() - start
+
+
+def _by_hand(stage: Stage) -> float:
+    stage.rest()
+    return by_hand.rate(stage.database("by_hand"), stage.sizes.messages)
 
 
 def _alone(stage: Stage, service: Handler) -> float:

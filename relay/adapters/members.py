@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +23,16 @@ from relay.adapters.redis_client import reached
 from relay.adapters.redis_keys import SURE
 from relay.concurrency import end, is_cancelled
 from relay.domain.errors import QueueUnreachable
-from relay.domain.members import BEAT_INTERVAL_S, FORGOTTEN_AFTER_S, LOST_AFTER_S, Member, Seen, State, read_member
+from relay.domain.members import (
+    BEAT_INTERVAL_S,
+    FORGOTTEN_AFTER_S,
+    LOST_AFTER_S,
+    Member,
+    Seen,
+    State,
+    listener_of,
+    read_member,
+)
 
 #: The interval while a process starts, in seconds: its supervisor waits for it.
 _STARTING_INTERVAL_S: Final = 0.25
@@ -43,10 +52,10 @@ end
 """
 )
 #: A beat of the future is none of ours, whatever the clocks say: it would never be forgotten.
-_COUNT: Final = """
-return #sure("zrangebyscore", KEYS[3], now - ARGV[2], now + ARGV[2])
+_WHO: Final = """
+return sure("zrangebyscore", KEYS[3], now - ARGV[2], now + ARGV[2])
 """
-#: ARGV: the limits, the id, the text, whether it publishes. Returns how many members publish.
+#: ARGV: the limits, the id, the text, whether it publishes. Returns the members that publish.
 _BEAT: Final = f"""{_FORGET}
 sure("zadd", KEYS[1], now, ARGV[3])
 sure("hset", KEYS[2], ARGV[3], ARGV[4])
@@ -55,14 +64,24 @@ if ARGV[5] == "yes" then
 else
     sure("zrem", KEYS[3], ARGV[3])
 end
-{_COUNT}"""
-#: Returns a text and the milliseconds since its beat, in turn.
+{_WHO}"""
+#: How many members are listed, those first that are not lost; of one, and of all, so many bytes.
+LISTED: Final = 1_000
+_TEXT_BYTES: Final = 16 * 1024
+_ALL_BYTES: Final = 4 * 1024**2
+#: Returns a text and the milliseconds since its beat, in turn. Anybody may put more, and longer ones, beside ours.
 _LIST: Final = f"""{_FORGET}
-local members = {{}}
-local beats = sure("zrangebyscore", KEYS[1], "-inf", now + ARGV[2], "WITHSCORES")
+local members, bytes = {{}}, 0
+local beats = {{}}
+for _, times in ipairs({{{{now - ARGV[2], now + ARGV[2]}}, {{"-inf", "(" .. now - ARGV[2]}}}}) do
+    local left = {LISTED} - #beats / 2
+    local found = sure("zrangebyscore", KEYS[1], times[1], times[2], "WITHSCORES", "LIMIT", 0, left)
+    for _, it in ipairs(found) do table.insert(beats, it) end
+end
 for i = 1, #beats, 2 do
     local text = sure("hget", KEYS[2], beats[i])
-    if text then
+    if text and #text <= {_TEXT_BYTES} and bytes + #text <= {_ALL_BYTES} then
+        bytes = bytes + #text
         table.insert(members, text)
         table.insert(members, now - beats[i + 1])
     end
@@ -78,10 +97,12 @@ class Members:
         """``place``: this host and its process namespace; "" if processes cannot be told apart."""
         self._client, self._place = client, this_place() if place is None else place
         self._keys = [f"{namespace}:members:beats", f"{namespace}:members", f"{namespace}:members:publishing"]
-        self._beat, self._list, self._count = map(client.register_script, (_BEAT, _LIST, _FORGET + _COUNT))
+        self._beat, self._list, self._count = map(client.register_script, (_BEAT, _LIST, _FORGET + _WHO))
         self._limits = [int(FORGOTTEN_AFTER_S * 1000), int(LOST_AFTER_S * 1000)]
-        self._publishing = 1
+        self._publishers: Collection[str] = ()
         self._counted_at: float | None = None
+        self._listening: Collection[str] = ()
+        self._looked_at: float | None = None
 
     async def beat(self, member: Member) -> None:
         """Say that a member is there. Raises QueueUnreachable."""
@@ -104,18 +125,32 @@ class Members:
         if self._counted_at is None or time.monotonic() - self._counted_at > 2 * BEAT_INTERVAL_S:
             with suppress(QueueUnreachable):
                 self._note(await reached(self._count(keys=self._keys, args=self._limits)))
-        return self._publishing
+        return self.last_publishing
 
     @property
     def last_publishing(self) -> int:
         """The last answer of `publishing`, at least 1."""
-        return self._publishing
+        return max(1, len(self._publishers))
 
-    def _note(self, publishing: int) -> None:
-        self._publishing, self._counted_at = max(1, publishing), time.monotonic()
+    def listens(self, id: str, context: str) -> bool:
+        """Whether this member is the one to listen to a context, as of its last beat."""
+        return listener_of(context, self._publishers) == id
+
+    async def listening(self, context: str) -> bool:
+        """Whether a worker hears the hints of a context. The answer may be some seconds old."""
+        if self._looked_at is None or time.monotonic() - self._looked_at > BEAT_INTERVAL_S:
+            # Set first, so that callers that come meanwhile do not ask, too.
+            self._looked_at = time.monotonic()
+            with suppress(QueueUnreachable):
+                alive = [it.member for it in await self.all() if it.state is State.WORKING]
+                self._listening = {name for member in alive for name in member.listens}
+        return context in self._listening
+
+    def _note(self, publishers: Sequence[str]) -> None:
+        self._publishers, self._counted_at = publishers, time.monotonic()
 
     async def all(self) -> Sequence[Seen]:
-        """Every member that is not forgotten yet, lost ones too. Raises QueueUnreachable."""
+        """Members that are not forgotten yet, lost ones too: `LISTED` at most. Raises QueueUnreachable."""
         answer = await reached(self._list(keys=self._keys, args=self._limits))
         seen = []
         for text, silent_ms in zip(answer[::2], answer[1::2], strict=True):

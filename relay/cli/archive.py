@@ -31,7 +31,7 @@ from relay.domain.archive import ArchiveOff, Manifest
 from relay.domain.errors import RelayError
 from relay.domain.operators import Operator
 from relay.ops.kinds import ARCHIVED
-from relay.ops.requests import ListBatches
+from relay.ops.requests import TYPED, ListBatches
 from relay.settings import ContextSettings, load_settings
 
 Answer = TypeVar("Answer")
@@ -128,7 +128,7 @@ def _list(
 ) -> None:
     view = _VIEW.choose(columns)
     with visiting_contexts(context, _batches) as answers:
-        rows = [_row(manifest) for found in answers.values() for manifest in found]
+        rows = [_row(manifest) for found in answers.first(answers).values() for manifest in found]
         if as_json:
             answers.print_json(rows)
             return
@@ -140,7 +140,7 @@ def _list(
 
 
 def _batches(context: ContextSettings) -> Sequence[Manifest]:
-    return asyncio.run(query_context(context, ListBatches(context=context.name)))
+    return asyncio.run(query_context(context, ListBatches(context=context.name, limit=TYPED + 1)))
 
 
 def _print_unread(answers: Answers[Any]) -> None:

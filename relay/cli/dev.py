@@ -34,6 +34,8 @@ def dev(
     If a subscription names no handler, a sample handler answers. With the extra ops the console for operators runs
     too, at the address that is shown. Status 1 when a process ends by itself.
     """
+    # What is needed later, too: Python 3.11 makes another error of an interrupt while a class is made.
+    from relay.cli import doctor, health  # noqa: F401
     from relay.cli.extra import has_ops, require_extra
 
     require_extra(handler=samples)

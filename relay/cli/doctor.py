@@ -14,7 +14,7 @@ from rich.text import Text
 
 from relay.cli.health import ForOption, diagnose
 from relay.cli.options import print_json
-from relay.domain.findings import Diagnosis, Finding, Severity
+from relay.domain.findings import SHOWN, Diagnosis, Finding, Severity
 from relay.ops.queries import Diagnose
 from relay.settings import load_settings
 
@@ -34,7 +34,7 @@ def doctor(
     """
     found = diagnose(load_settings(), Diagnose(process=process, close=True))
     if as_json:
-        print_json({"findings": [asdict(it) for it in found.findings], "examined": _examined(found)})
+        print_json({"findings": [asdict(it) for it in found.first(SHOWN)], "examined": _examined(found)})
     else:
         print_findings(found)
     if found.bad(strict=strict):
@@ -52,8 +52,10 @@ def print_findings(found: Diagnosis) -> None:
     """Print what is wrong, the worst first, and how much was examined."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     width = min(console.width, 120) if sys.stdout.isatty() else 200
-    for it in found.findings:
+    for it in found.first(SHOWN):
         console.print(entry(it, width))
+    if len(found.findings) > SHOWN:
+        console.print(f"These are the worst {SHOWN} of {len(found.findings)}.")
     console.print(f"Examined: {', '.join(it.server for it in found.examined)}.\n{summary(found)}")
 
 

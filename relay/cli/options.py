@@ -8,7 +8,7 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import wraps
@@ -23,6 +23,7 @@ from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, of_conte
 from relay.domain.identity import Id, check_id
 from relay.domain.operators import Operator, Outcome
 from relay.ops.handlers import RowHandlers
+from relay.ops.requests import ASKED_S, TYPED
 from relay.settings import ContextSettings, load_settings
 from relay.settings.values import parse_duration
 
@@ -85,6 +86,12 @@ class Answers(dict[str, Answer]):
     def unread(self) -> str:
         """Say how many contexts could not be read; nothing where all could."""
         return unread(len(self.failed), len(self) + len(self.failed))
+
+    def first(self, parts: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
+        """The beginning of the list of each context, and a line on stderr where there is more."""
+        for name in [name for name, rows in parts.items() if len(rows) > TYPED]:
+            print(f"{name} has more than {TYPED} of these; `relay ops` gives the rest by offset", file=sys.stderr)
+        return {name: rows[:TYPED] for name, rows in parts.items()}
 
     def print_json(self, found: Iterable[Mapping[str, Any]]) -> None:
         """Print a list of what was ``found``, and behind it an entry with ``error`` for each that failed."""
@@ -168,8 +175,8 @@ def ask(url: str, question: Callable[[Source], Awaitable[Answer]]) -> Answer:
 
 
 async def query_context(found: ContextSettings, query: Query[Answer]) -> Answer:
-    """Ask the bus about one context. Raises DatabaseUnreachable, SchemaMissing, and NothingFound."""
-    return (await RowHandlers({found.name: found}, connecting).answer(QueryBus()).ask_async(query)).unwrap()
+    """Ask the bus about one context. Raises DatabaseUnreachable, TooSlow, SchemaMissing, and NothingFound."""
+    return (await RowHandlers({found.name: found}, asking).answer(QueryBus()).ask_async(query)).unwrap()
 
 
 async def run_command(found: ContextSettings, command: Command[Answer]) -> Answer:
@@ -180,6 +187,11 @@ async def run_command(found: ContextSettings, command: Command[Answer]) -> Answe
 def connecting(found: ContextSettings) -> AbstractAsyncContextManager[Source]:
     """Open one connection to the database of a context, for one question."""
     return connected(found.database, "operator")
+
+
+def asking(found: ContextSettings) -> AbstractAsyncContextManager[Source]:
+    """As `connecting`, with a limit for each statement: nobody waits longer, and the server has other work."""
+    return connected(found.database, "operator", ASKED_S)
 
 
 def operator(actor: str | None, note: str | None) -> Operator:

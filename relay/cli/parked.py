@@ -31,7 +31,7 @@ from relay.cli.tables import print_rows
 from relay.domain.disclosure import stack_of
 from relay.domain.errors import TooMany
 from relay.ops.kinds import PARKED
-from relay.ops.requests import ListParked, ReleaseKeys
+from relay.ops.requests import TYPED, ListParked, ReleaseKeys
 from relay.settings import ContextSettings
 
 app = typer.Typer(help="Keys set aside behind a dead letter: list, release.", no_args_is_help=True)
@@ -57,7 +57,7 @@ def _list(
     with visiting_contexts(context, _listed) as found:
         rows = [
             {"context": name, **key, "reason": stack_of(key["reason"])[0]}
-            for name, keys in found.items()
+            for name, keys in found.first(found).items()
             for key in keys
         ]
         if as_json:
@@ -72,7 +72,11 @@ def _list(
 
 
 def _listed(found: ContextSettings) -> Sequence[Row]:
-    return asyncio.run(query_context(found, ListParked(context=found.name)))
+    return _first(found, TYPED)
+
+
+def _first(found: ContextSettings, most: int) -> Sequence[Row]:
+    return asyncio.run(query_context(found, ListParked(context=found.name, limit=most + 1)))
 
 
 @app.command(_ACTION.name, help=_ACTION.about)
@@ -82,9 +86,11 @@ def _release(*, options: dict[str, Any]) -> None:
     found = one_context(options["context"], lambda found: bool(found.subscriptions))
     by = operator(options["actor"], options["note"])
     keys, subscription = options["ids"] or None, options["subscription"]
-    count = len(keys) if keys else len(_listed(found))
+    count = len(keys) if keys else len(_first(found, options["limit"]))
     if count > options["limit"]:
-        raise TooMany(f"{count} keys and the limit is {options['limit']}", hint="name keys or raise --limit")
+        raise TooMany(
+            f"{count} or more keys and the limit is {options['limit']}", hint="name keys or raise --limit"
+        )
     confirm(f"{count} keys of {found.name} will be {_ACTION.past}. Go on?", count, yes=options["yes"])
     command = ReleaseKeys(context=found.name, keys=keys, subscription=subscription, by=by)
     outcome = asyncio.run(run_command(found, command))

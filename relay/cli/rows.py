@@ -13,7 +13,7 @@ from uuid import UUID
 
 import typer
 
-from relay.adapters.postgres.bounded import DETAIL
+from relay.adapters.postgres.bounded import PAYLOAD
 from relay.adapters.postgres.paging import Page, Row, counted
 from relay.bus.errors import NothingFound
 from relay.cli.options import (
@@ -217,20 +217,21 @@ class RowCommands:
         """Read an id. Raises InvalidRequest."""
         return as_id(id, "id") if self.kind.id is str else self.kind.key(str(id))
 
-    def get(self, id: Any, context: str | None) -> dict[str, Any]:
-        """Return all fields of one row, with its context. Raises the kind's error if there is none.
+    def get(self, id: Any, context: str | None, *, payload: bool = False) -> dict[str, Any]:
+        """Return all fields of one row, with its context, and maybe with the beginning of its ``payload``.
 
-        Without a context, all contexts are searched for a UUID. Raises InvalidRequest if several have it.
+        Raises the kind's error if there is none. Without a context, all contexts are searched for a UUID. Raises
+        InvalidRequest if several have it.
         """
         missing = self.kind.unknown(str(id)[:200])
         if context is None and isinstance(id, UUID):
-            return self._get_anywhere(id, missing)
-        row = self._look(one_context(context, self.kind.fits), id)
+            return self._get_anywhere(id, missing, payload=payload)
+        row = self._look(one_context(context, self.kind.fits), id, payload=payload)
         if row is None:
             raise missing
         return row
 
-    def _get_anywhere(self, id: UUID, missing: RelayError) -> dict[str, Any]:
+    def _get_anywhere(self, id: UUID, missing: RelayError, *, payload: bool) -> dict[str, Any]:
         """Search all contexts.
 
         One that does not answer gets a line on stderr, and the others are still searched.
@@ -239,7 +240,7 @@ class RowCommands:
         rows, failed = [], 0
         for context in contexts:
             try:
-                rows += [it] if (it := self._look(context, id)) else []
+                rows += [it] if (it := self._look(context, id, payload=payload)) else []
             except RelayError as error:
                 failed += 1
                 print_failure(f"context {context.name}", error)
@@ -252,8 +253,8 @@ class RowCommands:
             raise missing
         return rows[0]
 
-    def _look(self, context: ContextSettings, id: object) -> dict[str, Any] | None:
-        query = GetRow(kind=self.kind.path, context=context.name, id=id)
+    def _look(self, context: ContextSettings, id: object, *, payload: bool) -> dict[str, Any] | None:
+        query = GetRow(kind=self.kind.path, context=context.name, id=id, payload=payload)
         try:
             row: Row = asyncio.run(query_context(context, query))
         except NothingFound:
@@ -367,23 +368,25 @@ def _show(rows: RowCommands) -> Callable[..., None]:
 
     @with_options(options)
     def show(*, options: dict[str, Any]) -> None:
-        fields = rows.get(rows.key(options["id"]), options["context"])
+        fields = rows.get(rows.key(options["id"]), options["context"], payload=options["payload"])
         if options["payload_to"] is not None:
             rows.save(rows.key(options["id"]), fields["context"], options["payload_to"])
-        body: dict[str, Any]
-        size = fields["payload_bytes"]
-        cut = size is None or size > DETAIL
-        if kind.body == "payload":
-            text = fields.pop("payload")
-            body = {"payload": read_json(text) if options["as_json"] and not cut else text}
-        else:
-            body = dict(show_original(fields.pop(kind.body), cut=cut))
-        if cut:
-            body["payload_cut"] = "the rest: --payload-to FILE"
-        _print_one(fields, body if options["payload"] else {}, as_json=options["as_json"])
+        body = _body(kind, fields, as_json=options["as_json"]) if options["payload"] else {}
+        _print_one(fields, body, as_json=options["as_json"])
 
     show.__doc__ = f"Show one {kind.one}: {kind.shows}."
     return show
+
+
+def _body(kind: Kind, fields: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+    """Take the payload out of a row, as a person or a program reads it."""
+    found, size = fields.pop(kind.body), fields["payload_bytes"]
+    cut = size is None or size > PAYLOAD
+    if kind.body != "payload":
+        body: dict[str, Any] = dict(show_original(found, cut=cut))
+    else:
+        body = {"payload": read_json(found) if as_json and not cut else found}
+    return body | ({"payload_cut": "the rest: --payload-to FILE"} if cut else {})
 
 
 def _print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool) -> None:

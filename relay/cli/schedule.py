@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -30,7 +30,7 @@ from relay.domain.disclosure import stack_of
 from relay.domain.operators import Operator
 from relay.domain.schedule import JobView, RunState, Schedule
 from relay.ops.kinds import JOBS
-from relay.ops.requests import PauseJob, ReadSchedule, ResumeJob, RunJob
+from relay.ops.requests import TYPED, PauseJob, ReadSchedule, ResumeJob, RunJob
 
 app = typer.Typer(help="Scheduled jobs: list, run, pause, resume.", no_args_is_help=True)
 
@@ -48,8 +48,10 @@ def _list(
 ) -> None:
     view = _VIEW.choose(columns)
     with visiting_contexts(
-        context, lambda found: asyncio.run(query_context(found, ReadSchedule(context=found.name)))
+        context, lambda found: asyncio.run(query_context(found, ReadSchedule(context=found.name, limit=TYPED + 1)))
     ) as found:
+        parts: Any = found.first({name: it.jobs for name, it in found.items()})
+        found |= {name: replace(it, jobs=parts[name]) for name, it in found.items()}
         if as_json:
             found.print_json({"context": name, **asdict(schedule)} for name, schedule in found.items())
             return

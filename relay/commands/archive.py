@@ -212,7 +212,11 @@ class ArchiveRows:
 
     async def _refuse_existing(self, manifest: Manifest) -> None:
         """Refuse a name that has a manifest. Our batch is not committed, so another database wrote it."""
-        if await self._store.get(manifest.name, io.BytesIO()):
+        try:
+            existing = await batchfile.fetch(self._store, manifest.name, io.BytesIO(), 2 * len(manifest.text()))
+        except ArchiveDamaged:
+            existing = True
+        if existing:
             raise ArchiveConflict(
                 f"{manifest.name} exists already, and another database has written it",
                 hint="give each database a directory of its own; "
@@ -276,9 +280,9 @@ def held_back(state: AuditedStream | None, after: timedelta) -> str | None:
 async def read_back(store: ColdStore, manifest: Manifest) -> Sequence[UUID]:
     """The ids in a batch's file. Raises ArchiveDamaged if it is missing, or is not what the manifest says."""
     with batchfile.spool() as file:
-        if not await store.get(manifest.file, file):
+        if not await batchfile.fetch(store, manifest.file, file, manifest.size):
             raise ArchiveDamaged(f"{manifest.file} is missing")
-        contents = await asyncio.to_thread(batchfile.read, file, manifest.kind)
+        contents = await asyncio.to_thread(batchfile.read, file, manifest)
     batchfile.check(contents, manifest)
     return contents.ids
 
@@ -308,11 +312,11 @@ async def verify(
 
 
 async def _doubt(store: ColdStore, manifest: Manifest) -> str | None:
-    stored = io.BytesIO()
+    stored, said = io.BytesIO(), manifest.text()
     try:
         await read_back(store, manifest)
+        if not await batchfile.fetch(store, manifest.name, stored, 2 * len(said)):
+            return f"{manifest.name} is missing; the next run writes it"
     except ArchiveDamaged as error:
         return error.message
-    if not await store.get(manifest.name, stored):
-        return f"{manifest.name} is missing; the next run writes it"
-    return None if stored.getvalue() == manifest.text() else f"{manifest.name} differs from the record"
+    return None if stored.getvalue() == said else f"{manifest.name} differs from the record"

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO, Final
+from typing import IO, Final, cast
 from uuid import UUID
 
 from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, StoreUnreachable
 from relay.domain.foreign_json import read_json
+from relay.ports import ColdStore
 
 #: The level of gzip. Level 9 takes twice as long, for files that are only a thirtieth smaller.
 _LEVEL: Final = 4
@@ -69,6 +70,19 @@ class BatchFile:
         )
 
 
+class _Room:
+    """A file that takes only so many bytes."""
+
+    def __init__(self, name: str, file: IO[bytes], size: int) -> None:
+        self._name, self._file, self._left = name, file, size
+
+    def write(self, part: bytes) -> int:
+        self._left -= len(part)
+        if self._left < 0:
+            raise ArchiveDamaged(f"{self._name} is larger than its manifest says", hint="relay archive verify")
+        return self._file.write(part)
+
+
 @contextmanager
 def spool() -> Iterator[IO[bytes]]:
     """A temporary file that is deleted afterwards. Raises StoreUnreachable where it has no room."""
@@ -81,12 +95,14 @@ def spool() -> Iterator[IO[bytes]]:
         ) from error
 
 
-def read(file: IO[bytes], kind: ArchiveKind) -> Contents:
-    """Read a whole batch. Raises ArchiveDamaged. Blocks."""
+def read(file: IO[bytes], manifest: Manifest) -> Contents:
+    """Read a whole batch. Raises ArchiveDamaged. Blocks. A file of another digest is not unpacked."""
     size, sha256 = _measure(file)
+    if (size, sha256) != (manifest.size, manifest.sha256):
+        return Contents(size, sha256, ())
     try:
         with gzip.open(file, "rb") as lines:
-            ids = [_id(line, kind) for line in lines]
+            ids = [_id(line, manifest.kind) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArchiveDamaged(f"cannot be read: {type(error).__name__}: {error}"[:300]) from error
     return Contents(size, sha256, ids)
@@ -98,13 +114,22 @@ def _id(line: bytes, kind: ArchiveKind) -> UUID:
     return UUID(found or read_json(line)[kind.key])
 
 
-def lines(file: IO[bytes], manifest: Manifest) -> Sequence[bytes]:
+def lines(file: IO[bytes], manifest: Manifest) -> Iterator[bytes]:
     """The rows of a batch, without line ends. Raises ArchiveDamaged if they are not what it says. Blocks."""
     size, sha256 = _measure(file)
     if (size, sha256) != (manifest.size, manifest.sha256):
         raise ArchiveDamaged(f"{manifest.file} is not what its manifest says", hint="relay archive verify")
     with gzip.open(file, "rb") as found:
-        return found.read().split(b"\n")[:-1]
+        for line in found:
+            yield line.removesuffix(b"\n")
+
+
+async def fetch(store: ColdStore, name: str, into: IO[bytes], size: int) -> bool:
+    """Copy a file of the store; False if there is none. Raises ArchiveDamaged if it has more bytes than ``size``.
+
+    So nobody unpacks, or has room for, what somebody else has put there.
+    """
+    return await store.get(name, cast("IO[bytes]", _Room(name, into, size)))
 
 
 def check(contents: Contents, manifest: Manifest) -> None:

@@ -7,7 +7,7 @@ interruption the same run can be started again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from relay.commands import batchfile
@@ -49,10 +49,11 @@ class ColdRows:
 
     async def read(
         self, kind: ArchiveKind, chosen: RowFilter, fits: Fits, progress: Progress
-    ) -> Sequence[Mapping[str, Any]]:
-        """Selected rows that also fit, as they are in the archive."""
-        found = self._selected(kind, chosen, progress, fits)
-        return [read_json(line) async for _, lines in found for line in lines]
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Selected rows that also fit, as they are in the archive, file by file."""
+        async for _, lines in self._selected(kind, chosen, progress, fits):
+            for line in lines:
+                yield read_json(line)
 
     async def restore(self, kind: ArchiveKind, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put rows back into their table, as they were; return how many the table lacked. Nothing is sent.
@@ -82,15 +83,16 @@ class ColdRows:
         for done, manifest in enumerate(batches):
             progress(done, len(batches))
             with batchfile.spool() as file:
-                if not await self._store.get(manifest.file, file):
+                if not await batchfile.fetch(self._store, manifest.file, file, manifest.size):
                     if manifest not in await self._tables.batches():
                         continue  # a run has deleted it meanwhile
                     raise ArchiveDamaged(f"{manifest.file} is missing", hint="relay archive verify")
-                lines = await asyncio.to_thread(self._select, batchfile.lines(file, manifest), kind, chosen, fits)
+                found = batchfile.lines(file, manifest)
+                lines = await asyncio.to_thread(self._select, found, kind, chosen, fits)
             if lines:
                 yield manifest, lines
         progress(len(batches), len(batches))
 
-    def _select(self, lines: Sequence[bytes], kind: ArchiveKind, chosen: RowFilter, fits: Fits) -> list[str]:
+    def _select(self, lines: Iterator[bytes], kind: ArchiveKind, chosen: RowFilter, fits: Fits) -> list[str]:
         rows = ((line, read_json(line)) for line in lines)
         return [line.decode() for line, row in rows if chosen.fits(kind, row, self._subject) and fits(row)]

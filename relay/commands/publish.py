@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,7 +15,7 @@ from relay.commands.outgoing import outgoing, shown_ids, trace_of
 from relay.concurrency import FairSlots
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
-from relay.domain.facts import EventDied, FactSink, OutboxEventsPublished, Publication, PublishFailed
+from relay.domain.facts import EventDied, FactSink, MadeLater, OutboxEventsPublished, Publication, PublishFailed
 from relay.domain.ordering import Shard, halves
 from relay.domain.policies import (
     GiveUp,
@@ -73,10 +72,20 @@ class _Settled:
     begun: float
     seconds: float
 
-    def event(self, row: OutboxRow) -> Publication:
-        """What is reported of a published row."""
-        sent = self.messages[row.id]
-        return Publication(row.id, row.event_type, sent.subject, self.times[row.id], find(sent.headers))
+    def published(self) -> list[Publication]:
+        """What is reported of the published rows."""
+        return [
+            Publication(row.id, row.event_type, sent.subject, self.times[row.id], find(sent.headers))
+            for row in self.rows
+            if row.id in self.times
+            for sent in [self.messages[row.id]]
+        ]
+
+    def waits(self) -> list[float]:
+        """The seconds that the published rows have waited since they occurred, where that is known."""
+        now = datetime.now(UTC)
+        ages = (_age(row.occurred_at, now) for row in self.rows if row.id in self.times)
+        return [max(0.0, age.total_seconds()) for age in ages if age < timedelta.max]
 
     @property
     def freed(self) -> bool:
@@ -100,9 +109,6 @@ class PublishOutboxEvents:
         self._outbox = outbox
         self._publisher = publisher
         self._facts = facts
-        self._wire_form = partial(
-            outgoing, routing=config.routing, envelope=config.envelope, system_actor=config.system_actor
-        )
 
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
         """Publish the shard's events until no more are due; return how many were published.
@@ -144,11 +150,11 @@ class PublishOutboxEvents:
             reach("after_publish_commit")
         self._report(settled)
         outcomes = settled.outcomes.values()
-        published = sum(isinstance(outcome, Published) for outcome in outcomes)
+        published = len(settled.times)
         if not published:
             _raise_on_outage(outcomes)
         # Only a part was acknowledged: the link is slow or the broker just stopped. The next batch shows which.
-        cut = any(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)
+        cut = published < len(outcomes) and any(isinstance(outcome, OutcomeUnknown) for outcome in outcomes)
         return claim.busy, claim.more or settled.freed or cut, published
 
     async def publish(self, outbox_event_id: UUID) -> Published:
@@ -188,7 +194,7 @@ class PublishOutboxEvents:
             else:
                 stored = f"{acks[id].stream} has it as {acks[id].seq}"
                 outcomes[id] = RowRejected(f"{stored}, but its row cannot be settled: {marked}")
-        failures = self._failures(claim.rows, outcomes)
+        failures = self._failures(claim.rows, outcomes) if len(times) < len(claim.rows) else []
         await claim.increment_attempts(failures)
         if messages:
             reach("after_mark_before_commit")
@@ -203,14 +209,21 @@ class PublishOutboxEvents:
         messages: list[Message] = []
         outcomes: dict[str, PublishOutcome] = {}
         blocked: set[str] = set()
-        size = 0
+        config, size = self._config, 0
+        routing, envelope, system_actor = config.routing, config.envelope, config.system_actor
         for row in rows:
             size += len(row.payload or "")
             if size > _PORTION_CHARS:
                 size = 0
                 await asyncio.sleep(0)
             try:
-                message = self._wire_form(row, max_payload=self._publisher.max_payload)
+                message = outgoing(
+                    row,
+                    routing=routing,
+                    envelope=envelope,
+                    max_payload=self._publisher.max_payload,
+                    system_actor=system_actor,
+                )
             except InvalidEvent as error:
                 outcomes[row.id] = RowRejected(str(error))
                 if row.partition_key and self._config.dead_head_blocks:
@@ -230,7 +243,8 @@ class PublishOutboxEvents:
             outcome = outcomes[row.id]
             if isinstance(outcome, Published):
                 continue
-            policy, chance, age = self._config.policy, random.random(), _age(row.occurred_at)  # noqa: S311
+            policy, chance = self._config.policy, random.random()  # noqa: S311
+            age = _age(row.occurred_at, datetime.now(UTC))
             match after_publish_failure(outcome, row.publish_attempts, policy, chance, age):
                 case Retry(delay, error, counts):
                     failures.append(PublishFailure(row.id, error, delay, counts))
@@ -241,15 +255,19 @@ class PublishOutboxEvents:
     def _report(self, settled: _Settled) -> None:
         """State the facts after the claim is committed: EVT-047-001 for the published events."""
         context = self._config.routing.context
-        acks = {id: out for id, out in settled.outcomes.items() if isinstance(out, Published)}
-        if acks:
-            events = [settled.event(row) for row in settled.rows if row.id in acks]
-            duplicates = sum(ack.duplicate for ack in acks.values())
-            times = {"seconds": settled.seconds, "latencies": [ack.seconds for ack in acks.values()]}
-            about: dict[str, Any] = {"context": context, "events": events, "duplicates": duplicates, **times}
-            ages = (_age(row.occurred_at) for row in settled.rows if row.id in acks)
-            waits = [max(0.0, age.total_seconds()) for age in ages if age < timedelta.max]
-            self._facts(OutboxEventsPublished(**about, begun=settled.begun, waits=waits))
+        if settled.times:
+            acks = [out for out in settled.outcomes.values() if type(out) is Published]
+            self._facts(
+                OutboxEventsPublished(
+                    context=context,
+                    events=MadeLater(settled.published, len(acks)),
+                    duplicates=sum([ack.duplicate for ack in acks]),
+                    seconds=settled.seconds,
+                    latencies=[ack.seconds for ack in acks],
+                    begun=settled.begun,
+                    waits=MadeLater(settled.waits),
+                )
+            )
         self._report_failures(settled)
 
     def _report_failures(self, settled: _Settled) -> None:
@@ -272,10 +290,10 @@ class PublishOutboxEvents:
                 self._facts(PublishFailed(**about, attempts=max(1, row.publish_attempts + failure.counts)))
 
 
-def _age(occurred_at: str) -> timedelta:
+def _age(occurred_at: str, now: datetime) -> timedelta:
     """How old an event is. An event without a time, or with a time that Python cannot hold, counts as very old."""
     try:
-        return datetime.now(UTC) - datetime.fromisoformat(occurred_at)
+        return now - datetime.fromisoformat(occurred_at)
     except (TypeError, ValueError):
         return timedelta.max
 

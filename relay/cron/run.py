@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from relay.bus import Failed, RequestContext, Result
 from relay.bus.context import Span, begun
-from relay.concurrency import Slots, is_ours
+from relay.concurrency import Slots, apart, is_ours
 from relay.cron import Cron, CronRegistry
 from relay.domain.disclosure import printable
 from relay.domain.errors import Outage
@@ -137,7 +137,7 @@ class CronRows:
         """Dispatch the command on its bus."""
         job, at = claim.job, claim.run.scheduled_for
         if job.is_async:
-            return await job.bus.dispatch_async(await job.command(at))
+            return await apart(_dispatched(job, at))
         errors: list[BaseException] = []
         slots = self._slots.setdefault(job.name, Slots(_MAX_THREADS))
         result = await slots.in_thread(lambda: job.bus.dispatch(job.command(at)), errors.append)
@@ -195,3 +195,7 @@ class CronRows:
                 if time.monotonic() >= end:
                     raise
                 await asyncio.sleep(self.times.pause.total_seconds())
+
+
+async def _dispatched(job: Cron, at: datetime) -> Result[object]:
+    return await job.bus.dispatch_async(await job.command(at))

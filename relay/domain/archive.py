@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from relay.domain.errors import Outage, RelayError
-from relay.domain.moments import moment
+from relay.domain.moments import UNREADABLE, moment
 from relay.domain.topology import covers
 
 FORMAT: Final = "jetrelay-archive/1"
@@ -94,6 +94,8 @@ class RowFilter:
         )
 
     def _in_time(self, at: datetime) -> bool:
+        if at is UNREADABLE:  # it is shown, and no act upon older rows takes it
+            return self.until is None
         return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
 
 

@@ -12,6 +12,8 @@ from relay.domain.standstill import Movement
 
 #: Up to so many rows are counted. A larger number is an estimate of PostgreSQL, and at least this.
 MAX_COUNTED_ROWS: Final = 20_000
+#: By default the whole fleet takes this part of the sessions that a server allows.
+FLEET_PART: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,22 @@ class SubscriptionBacklog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSessions:
+    """How many sessions the fleet has at the server, and how many the server allows besides superusers."""
+
+    held: int = 0
+    room: int = 0
+
+    @property
+    def share(self) -> int:
+        """How many the whole fleet takes by default: a third."""
+        return self.room // FLEET_PART
+
+    def __str__(self) -> str:
+        return f"the fleet holds {self.held} of {self.room} sessions, its share is {self.share}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backlogs:
     """Everything that waits in a context, and how much its outbox holds.
 
@@ -167,3 +185,4 @@ class Backlogs:
     brake: Brake = Brake()
     away: Sequence[AwayHandler] = ()
     standing: Sequence[Movement] = ()
+    sessions: FleetSessions = FleetSessions()

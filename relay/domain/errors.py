@@ -67,6 +67,7 @@
         │   └── ConsumerMissing CONSUMER_MISSING
         ├── DatabaseUnreachable DATABASE_UNREACHABLE
         │   ├── ConnectionsBusy CONNECTIONS_BUSY
+        │   ├── TooSlow         TOO_SLOW
         │   └── LeaseOver       LEASE_OVER
         ├── QueueUnreachable    QUEUE_UNREACHABLE
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
@@ -434,6 +435,12 @@ class ConnectionsBusy(DatabaseUnreachable):
     """For ten seconds all connections that the process may have to a server were in use (``max_connections``)."""
 
     code = "CONNECTIONS_BUSY"
+
+
+class TooSlow(DatabaseUnreachable):
+    """PostgreSQL needs longer for a question than a person waits."""
+
+    code = "TOO_SLOW"
 
 
 class LeaseOver(DatabaseUnreachable):

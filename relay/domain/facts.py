@@ -7,15 +7,17 @@ The last ones only measure: how long handlers took, how much waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar, overload
 from uuid import UUID
 
 from relay.domain.backlogs import Backlogs
 from relay.domain.identity import Id
 from relay.domain.lag import ContextLag
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,35 @@ class Fact:
     """Base of all facts. ``context`` is the bounded context where it happened."""
 
     context: str
+
+
+class MadeLater(Sequence[Item]):
+    """The items that ``make`` returns, made when somebody looks at one. Most facts are only counted.
+
+    ``size``: how many they are, if that is known before.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[Item]], size: int | None = None) -> None:
+        self._make, self._size = make, size
+        self._made: Sequence[Item] | None = None
+
+    def _items(self) -> Sequence[Item]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._items()) if self._size is None else self._size
+
+    @overload
+    def __getitem__(self, at: int, /) -> Item: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> Sequence[Item]: ...
+    def __getitem__(self, at: int | slice, /) -> Item | Sequence[Item]:
+        return self._items()[at]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items())
 
 
 class Publication(NamedTuple):

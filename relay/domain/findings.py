@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
+
+#: How many findings are shown, and so many characters of each subject and text. Anybody may have named things.
+SHOWN: Final = 500
+_NAME: Final = 300
+_TEXT: Final = 2_000
 
 
 class Severity(StrEnum):
@@ -91,6 +97,13 @@ class Diagnosis:
         order = list(Severity)
         found = [finding for it in self.examined for finding in it.findings]
         return sorted(found, key=lambda finding: order.index(finding.severity))
+
+    def first(self, most: int) -> Sequence[Finding]:
+        """The worst findings, with the beginnings of their texts."""
+        return [
+            replace(it, subject=it.subject[:_NAME], text=it.text[:_TEXT], remedy=it.remedy[:_TEXT])
+            for it in self.findings[:most]
+        ]
 
     def bad(self, *, strict: bool) -> bool:
         """Whether an operator must act: if there are errors, with ``strict`` also if there are warnings."""

@@ -15,6 +15,8 @@ from typing import Any, Final
 MAX_DEPTH: Final = 100
 #: Longer numbers are shown as text. Python reads at most 4,300 digits.
 _MAX_DIGITS: Final = 1_000
+#: How much longer JSON in lines may be.
+_MAX_GROWTH: Final = 8
 _DEEPER: Final = '"(nested too deep to be shown)"'
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _HALF: Final = re.compile("[\ud800-\udfff]")
@@ -34,11 +36,18 @@ def read_json(text: str | bytes) -> Any:
 
 
 def pretty_json(text: str) -> str:
-    """JSON in lines; other text as it is."""
+    """JSON in lines; other text as it is, and JSON so deep that its lines would be mostly space."""
+    most = _MAX_GROWTH * len(text) + 10_000
+    parts: list[str] = []
     try:
-        return json.dumps(read_json(text), indent=2, ensure_ascii=False)
+        for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(read_json(text)):
+            parts.append(part)
+            most -= len(part)
+            if most < 0:
+                return _HALF.sub("\ufffd", text)
     except ValueError:
         return _HALF.sub("\ufffd", text)
+    return "".join(parts)
 
 
 def _integer(digits: str) -> int | str:

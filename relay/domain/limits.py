@@ -33,7 +33,6 @@ _ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 #: Tables for `bytes.translate`. They avoid a Python loop over each character of a payload.
 _STRUCTURE: Final = b'"{}[]'
 _OTHERS: Final = bytes(set(range(256)) - set(_STRUCTURE))
-_NOT_OPENING: Final = bytes(set(range(256)) - set(b"{["))
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
 _ALL_ZERO: Final = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
@@ -42,6 +41,9 @@ _SEPARATORS: Final = bytes.maketrans(b"{}[],:", b"      ")
 _LONG: Final = b"0" * 19
 #: Of so many characters one is looked at. Among 19 digits in a row these are at least three.
 _EVERY: Final = 6
+#: From this size on, a text is long, and so many of its strings are passed over.
+_LONG_BYTES: Final = 4_096
+_STRINGS: Final = 64
 
 
 def is_schema(value: str) -> bool:
@@ -180,13 +182,34 @@ def check_payload_text(text: str) -> None:
 
     A text with at most 100 opening brackets cannot nest deeper. A text without a run of 19 digits cannot hold an
     integer outside 64 bits. So two scans are enough for almost every payload. The scan for digits reads only
-    every sixth character. Raises InvalidPayload.
+    every sixth character. What the first strings of a long text hold is not looked at. Raises InvalidPayload.
     """
     data = text.encode(errors="surrogatepass")
-    if len(data.translate(None, _NOT_OPENING)) > MAX_DEPTH and _depth(data) > MAX_DEPTH:
+    if len(data) >= _LONG_BYTES:
+        data = _without_strings(data)
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
         raise InvalidPayload(f"nested deeper than {MAX_DEPTH}", field="payload")
-    if b"000" in data[_EVERY - 1 :: _EVERY].translate(_ALL_ZERO) and _has_large_integer(data):
+    if has_long_number(data) and _has_large_integer(data):
         raise InvalidPayload("integer outside 64 bits", field="payload")
+
+
+def _without_strings(data: bytes) -> bytes:
+    """JSON text with its first strings empty. A search for quotes is 50 times faster than all other scans."""
+    data = _without_escapes(data)
+    parts: list[bytes] = []
+    end = 0
+    for _ in range(_STRINGS):
+        begin = data.find(b'"', end)
+        if begin < 0:
+            break
+        parts.append(data[end:begin])
+        end = data.find(b'"', begin + 1) + 1
+    return b'""'.join([*parts, data[end:]])
+
+
+def has_long_number(data: bytes) -> bool:
+    """Whether JSON text may hold an integer outside 64 bits. Text in quotes counts too."""
+    return b"000" in data[_EVERY - 1 :: _EVERY].translate(_ALL_ZERO) and _LONG in data.translate(_ALL_ZERO)
 
 
 def _depth(data: bytes) -> int:
@@ -207,8 +230,6 @@ def _depth(data: bytes) -> int:
 
 def _has_large_integer(data: bytes) -> bool:
     """Whether JSON text holds an integer outside 64 bits, outside of its strings."""
-    if _LONG not in data.translate(_ALL_ZERO):
-        return False
     # Strings may hold long runs of digits, for example hexadecimal ones, so look only outside of them.
     outside = b" ".join(_without_escapes(data).split(b'"')[::2])
     return _LONG in outside.translate(_ALL_ZERO) and any(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from hashlib import blake2b
 from typing import Any, Final
 
 #: How often a member says that it is there, in seconds.
@@ -63,6 +64,7 @@ class Member:
     ``place``: within it a ``pid`` names one process; "" if unknown. ``command``: the process of the `dramatiq`
     command that a worker belongs to. ``fleet``: the id of the supervisor that started it; None if it was started
     in another way. ``up_seconds``: for how long it has run. ``publishes``: whether it takes jobs that publish.
+    ``listens``: the contexts whose hints it hears; it publishes their events by itself.
     """
 
     id: str
@@ -76,6 +78,7 @@ class Member:
     state: State = State.STARTING
     up_seconds: float = 0.0
     publishes: bool = False
+    listens: list[str] = field(default_factory=list)
     usage: Usage | None = None
     crew: CrewReport | None = None
 
@@ -100,6 +103,7 @@ def read_member(written: Any) -> Member:
     """
     values = _fields(Member, written)
     values["state"] = State(written["state"])
+    values["listens"] = [str(it) for it in written.get("listens", ())]
     for name, kind in (("usage", Usage), ("crew", CrewReport)):
         values[name] = None if written.get(name) is None else kind(**_fields(kind, written[name]))
     return Member(**values)
@@ -110,6 +114,14 @@ def _fields(kind: type[Any], written: Any) -> dict[str, Any]:
         raise TypeError(f"a {kind.__name__.lower()} is an object")
     names = {it.name for it in fields(kind)}
     return {name: value for name, value in written.items() if name in names}
+
+
+def listener_of(context: str, publishers: Collection[str]) -> str | None:
+    """Return the id of the one that listens to a context; None if nobody publishes.
+
+    All agree who that is. When a member comes or goes, only the contexts that it gets or had change hands.
+    """
+    return max(publishers, key=lambda id: blake2b(f"{id} {context}".encode()).digest(), default=None)
 
 
 def busy_part(usages: list[Usage]) -> float | None:

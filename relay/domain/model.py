@@ -154,7 +154,8 @@ class HandlerResult:
     ``said``: the text of the answer or exception itself. It may repeat payload, so it is used only on request
     (see `in_full`). ``counts``: whether this was an attempt. It was none if the handler could not be called, or
     said when to call it again. ``delay``: the wait until then. ``final``: no attempt may follow.
-    ``away``: whether the handler may be away (`relay.domain.circuit`).
+    ``away``: whether the handler may be away (`relay.domain.circuit`). ``held``: it waited in vain for a lock, or
+    lost a conflict with another transaction. That is nobody's mistake.
     """
 
     verdict: Verdict
@@ -165,6 +166,7 @@ class HandlerResult:
     away: Away = field(default=Away.NO, compare=False)
     delay: timedelta | None = None
     final: bool = False
+    held: bool = False
 
     @classmethod
     def from_status(

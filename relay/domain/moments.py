@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -11,12 +12,22 @@ EARLIEST: Final = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
 LATEST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 
 
-def moment(text: str) -> datetime:
-    """Read a time in ISO form, as PostgreSQL writes it. Outside of Python's limits: the nearest inside."""
+#: Stands for a time that cannot be read, where there must be one. Compare it by identity.
+UNREADABLE: Final = LATEST + timedelta(hours=1)
+_OUTSIDE: Final = re.compile("-?infinity|[0-9]{4,6}-[0-9]{2}-[0-9]{2}[T ][-+0-9:.]*( BC)?")
+
+
+def moment(text: object) -> datetime:
+    """Read a time in ISO form, as PostgreSQL writes it. Outside of Python's limits: the nearest inside.
+
+    Returns UNREADABLE if it is no such time.
+    """
+    if not isinstance(text, str):
+        return UNREADABLE
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        return outside(text)
+        return outside(text) if _OUTSIDE.fullmatch(text) else UNREADABLE
     return nearest(found if found.tzinfo else found.replace(tzinfo=UTC))
 
 
@@ -25,6 +36,11 @@ def outside(text: str) -> datetime:
     return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
 
 
+def readable(time: datetime | None) -> datetime | None:
+    """The time, if it could be read."""
+    return None if time is UNREADABLE else time
+
+
 def nearest(time: datetime) -> datetime:
     """The time itself, or the nearest that can be shown everywhere."""
-    return min(max(time, EARLIEST), LATEST)
+    return time if EARLIEST <= time <= LATEST else min(max(time, EARLIEST), LATEST)

@@ -8,6 +8,7 @@ status or a code, that decides: a deadlock is no outage, although its class is t
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
@@ -44,8 +45,14 @@ _STATUS: Final = {
 }
 _GRPC: Final = "grpc.RpcError"
 _GRPC_CODES: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
-#: The codes of PostgreSQL (SQLSTATE) for: connection lost, too many connections, shutting down, broken disk.
-_SQLSTATES: Final = ("08", "53", "57P", "58")
+#: The codes of PostgreSQL (SQLSTATE) for: connection lost, too many connections, time-out, shutting down,
+#: broken disk.
+_SQLSTATES: Final = ("08", "53", "57014", "57P", "58")
+#: And for: a lock is not available, deadlock, serialization failure.
+_HELD: Final = {"55P03", "40P01", "40001"}
+#: A statement is cancelled: by a time-out, or by hand. PostgreSQL names the row that it waited for.
+_CANCELLED: Final = "57014"
+_WAITED_FOR_ROW: Final = re.compile("while [a-z ]+ tuple ")
 _UNREACHABLE: Final = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.ETIMEDOUT}
 _added: set[str] = set()
 
@@ -59,6 +66,26 @@ def add(names: Collection[str]) -> None:
 def says_outage(error: BaseException) -> bool:
     """Whether an exception, or one that led to it, says that something is away."""
     return any(_says(it) for cause in causes(error) for it in members(cause))
+
+
+@or_else(lambda _: False)
+def says_held(error: BaseException) -> bool:
+    """Whether PostgreSQL says that a lock of another transaction was in the way. That is nobody's mistake."""
+    return any(_held(it) for cause in causes(error) for it in members(cause))
+
+
+@or_else(lambda _: False)
+def says_cancelled(error: BaseException) -> bool:
+    """Whether a statement was cancelled. It may have waited for the lock of a table: PostgreSQL does not say."""
+    return any(_sqlstate(it) == _CANCELLED for cause in causes(error) for it in members(cause))
+
+
+def _held(error: BaseException) -> bool:
+    if (code := _sqlstate(error)) != _CANCELLED:
+        return code in _HELD
+    driver = getattr(error, "orig", None) or error
+    told = _value(driver, "diag", "context") or _value(driver, "context")
+    return isinstance(told, str) and _WAITED_FOR_ROW.search(told) is not None
 
 
 def _says(error: BaseException) -> bool:
@@ -81,10 +108,15 @@ def _by_code(error: BaseException, names: Collection[str]) -> bool | None:
     if _GRPC in names:
         code = getattr(error, "code", None)
         return getattr(code() if callable(code) else code, "name", None) in _GRPC_CODES
+    sqlstate = _sqlstate(error)
+    return None if sqlstate is None else sqlstate.startswith(_SQLSTATES)
+
+
+def _sqlstate(error: BaseException) -> str | None:
     # SQLAlchemy wraps the driver's error.
     driver = getattr(error, "orig", None) or error
-    sqlstate = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
-    return sqlstate.startswith(_SQLSTATES) if isinstance(sqlstate, str) else None
+    code = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    return code if isinstance(code, str) else None
 
 
 def _value(of: Any, *path: str) -> Any:

@@ -72,6 +72,9 @@ class Retry:
     doubt: Doubt | None = field(default=None, compare=False)
 
 
+#: A row whose function met a lock of another transaction waits no longer than this.
+_HELD_WAIT: Final = timedelta(seconds=10)
+
 Disposition: TypeAlias = Ack | DeadLetter | Retry
 
 
@@ -96,7 +99,8 @@ def decide(
 ) -> Disposition:
     """Decide by POL-047-005, -006 and -007. ``attempts`` includes the attempt that gave ``result``.
 
-    ``age``: since when the row could be tried. While it is young, its handler may put it off without an attempt.
+    ``age``: since when the row could be tried. While it is young, its handler may put it off without an attempt,
+    and so do locks of others.
     """
     says = result.delay
     if says is not None and not result.counts:
@@ -108,13 +112,25 @@ def decide(
             return DeadLetter(result.detail, DeadLetterClass.POISON)
         case Verdict.REFUSED:
             return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
-        case Verdict.TRANSIENT if not result.counts and (says is None or age < policy.patience):
-            return Retry(policy.backoff.delay(1, chance) if says is None else says, result.detail, counts=False)
+        case Verdict.TRANSIENT if _is_free(result, says, age < policy.patience):
+            usual = (
+                min(policy.backoff.by_age(age, chance), _HELD_WAIT)
+                if result.held
+                else policy.backoff.delay(1, chance)
+            )
+            return Retry(usual if says is None else says, result.detail, counts=False)
         case Verdict.TRANSIENT if not result.final and (wait := policy.after(attempts, chance, says)) is not None:
             return Retry(wait, result.detail)
         case Verdict.TRANSIENT:
             reason = f"exhausted: {attempts} attempts, the last one: {result.detail}"
             return DeadLetter(reason, DeadLetterClass.EXHAUSTED)
+
+
+def _is_free(result: HandlerResult, says: timedelta | None, young: bool) -> bool:
+    """Whether a failure spends no attempt."""
+    if result.held:
+        return young and not result.final
+    return not result.counts and (young or says is None)
 
 
 # --- publishing: what to do with an event after the broker answered, or did not -------------------
@@ -155,9 +171,13 @@ class RowRejected:
 
 @dataclass(frozen=True, slots=True)
 class NoStream:
-    """No stream accepts the subject, or the stream refuses because of its configuration."""
+    """No stream accepts the subject, or the stream refuses because of its configuration.
+
+    ``sure``: whether the server says so. Other clients can give such an answer, too.
+    """
 
     error: str
+    sure: bool = True
 
     @classmethod
     def missing(cls, subject: str) -> NoStream:
@@ -200,6 +220,8 @@ def after_publish_failure(
     match outcome:
         case OutcomeUnknown() | NotSent():
             return None
+        case NoStream(error, sure=False):
+            return Retry(policy.backoff.delay(1, chance), error, counts=False)
         case NoStream(error):
             return Retry(policy.backoff.by_age(age, chance), error, counts=False)
         case RowRejected(error, final=False) if (delay := policy.after(attempts + 1, chance)) is not None:

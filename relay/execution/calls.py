@@ -21,7 +21,7 @@ from relay.adapters.postgres.conflicts import is_conflict
 from relay.adapters.postgres.function_connections import AsyncFunctionTransaction, FunctionTransaction
 from relay.adapters.postgres.transactions import HandlerTransactions, RowTransaction, Settlement
 from relay.bus import RequestContext
-from relay.concurrency import Slots, is_ours
+from relay.concurrency import Slots, apart, is_ours
 from relay.domain.disclosure import or_else, with_stack, words
 from relay.domain.errors import (
     AlreadyProcessed,
@@ -33,7 +33,7 @@ from relay.domain.errors import (
     WriteConflict,
 )
 from relay.domain.model import Away, HandlerResult, Verdict
-from relay.domain.outages import says_outage
+from relay.domain.outages import says_cancelled, says_held, says_outage
 from relay.domain.retry import RetryLater
 from relay.execution.retry_rules import RetryRule
 from relay.execution.signatures import Inject, Signature
@@ -77,16 +77,20 @@ class PreparedCall:
     def failed(self, error: BaseException) -> HandlerResult:
         """The answer for an exception, also by the function's retry policy. This may wait; not for the loop."""
         rule, result = self.function.retry, answer(error)
+        if not result.held and says_cancelled(error):
+            result = replace(result, held=self.transactions.table_is_locked())
         return result if rule is None else rule.judge(result, error, self._attempt)
 
-    async def judged(self, result: HandlerResult, error: BaseException) -> HandlerResult:
-        """The same on the loop, for the answer that an exception has."""
+    async def judged(self, result: HandlerResult, error: BaseException, *, late: bool = False) -> HandlerResult:
+        """The same on the loop, for the answer that an exception has. ``late``: the time of the call was up."""
         rule = self.function.retry
+        if not result.held and (late or says_cancelled(error)):
+            result = replace(result, held=await asyncio.to_thread(self.transactions.table_is_locked))
         return result if rule is None else await rule.judge_async(result, error, self._attempt)
 
     async def late(self, seconds: float) -> HandlerResult:
         """The answer if the function takes longer than ``seconds``."""
-        return await self.judged(timed_out(seconds), TimeoutError(f"no answer within {seconds:g} s"))
+        return await self.judged(timed_out(seconds), TimeoutError(f"no answer within {seconds:g} s"), late=True)
 
     @property
     def _attempt(self) -> int:
@@ -96,7 +100,7 @@ class PreparedCall:
     async def run(self) -> HandlerResult:
         """Await a coroutine function."""
         if not self.function.signature.in_transaction:
-            await self.function.call(self.argument, self.injected)
+            await apart(self.function.call(self.argument, self.injected))
             return _PROCESSED
         for left in range(_TRIES, 0, -1):
             try:
@@ -113,7 +117,7 @@ class PreparedCall:
         own: dict[Inject, Any] = {Inject.ASYNC_CONNECTION: transaction.connection}
         if Inject.ASYNC_SESSION in self.function.signature.others.values():
             own[Inject.ASYNC_SESSION] = transaction.session
-        await self.function.call(self.argument, {**self.injected, **own})
+        await apart(self.function.call(self.argument, {**self.injected, **own}))
 
     def run_in_thread(self, own: RowTransaction | None = None) -> HandlerResult:
         """Call a plain function. ``own``: the transaction of its row; by default a new one."""
@@ -176,7 +180,7 @@ async def answered(
         if not late and is_ours(error):
             raise
         result = timed_out(seconds) if late else answer(error)
-        return result if call is None else await call.judged(result, error)
+        return result if call is None else await call.judged(result, error, late=late)
 
 
 def timed_out(seconds: float) -> HandlerResult:
@@ -197,5 +201,7 @@ def answer(error: BaseException) -> HandlerResult:
         return HandlerResult(Verdict.TRANSIENT, with_stack(error), counts=False, delay=error.delay)
     # The function was not called: it got no connection for its transaction.
     called = not isinstance(error, ConnectionsBusy)
+    if called and says_held(error):
+        return replace(HandlerResult.failed(with_stack(error), words(error)), held=True)
     away = Away.PERHAPS if called and says_outage(error) else Away.NO
     return replace(HandlerResult.failed(with_stack(error), words(error), away=away), counts=called)

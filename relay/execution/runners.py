@@ -28,7 +28,7 @@ from relay.domain.errors import Outage
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, Disposition
 from relay.execution.calls import PreparedCall
-from relay.execution.lease import Attended, TimeUp, Watchdog, renewing
+from relay.execution.lease import Attended, TimeUp, Watchdog
 from relay.execution.prefetch import USUAL_LIMITS, Prefetch, PrefetchLimits, Waiting
 from relay.execution.rows import (
     AnswerT,
@@ -50,6 +50,8 @@ _log = logging.getLogger("relay")
 
 #: How long a row that is done waits for others, in seconds. Each row alone would cost a statement and a write.
 GATHER_S: Final = 0.005
+#: The same while several rows come within that time, if many rows may be under way.
+GATHER_BUSY_S: Final = 0.02
 
 
 class RunOnLoop(Generic[KeyT, ClaimT, RequestT, AnswerT, VerdictT, LaterT]):
@@ -65,6 +67,7 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT, AnswerT, VerdictT, LaterT]):
     ) -> None:
         self._steps = steps
         self._settle = settle
+        self._watchdog = Watchdog()
 
     async def run(self, key: KeyT) -> LaterT | None:
         """Make one attempt; returns when to try again, or None if nothing is left to do.
@@ -87,7 +90,7 @@ class RunOnLoop(Generic[KeyT, ClaimT, RequestT, AnswerT, VerdictT, LaterT]):
         if isinstance(request, Decided):
             return await self._settle(claim, request.verdict)
         begun = time.perf_counter()
-        async with renewing(steps.lease, claim.since, lambda: steps.renew(claim)):
+        async with self._watchdog.kept(steps.lease, claim.since, lambda: steps.renew(claim)):
             answer = await steps.ask(request)
         return await self._settle(claim, steps.decide(answer, claim, time.perf_counter() - begun))
 
@@ -99,8 +102,8 @@ RunRow: TypeAlias = RunOnLoop[KeyT, ClaimT, RequestT, HandlerResult, Disposition
 class Completions(Generic[KeyT, ClaimT, RequestT]):
     """Settles single rows: a failure at once, rows that are done a moment later and many at a time.
 
-    ``done`` takes rows that are done, from any thread. ``pause``: how long such a row waits for others, in
-    seconds. Use 0 if a row of its key waits for it.
+    ``done`` takes rows that are done, from any thread. ``pause`` and ``busy``: how long such a row waits for
+    others, in seconds; see `Batcher`. Use 0 if a row of its key waits for it.
     """
 
     def __init__(
@@ -109,10 +112,11 @@ class Completions(Generic[KeyT, ClaimT, RequestT]):
         loop: asyncio.AbstractEventLoop,
         *,
         pause: float = GATHER_S,
+        busy: float = 0.0,
     ) -> None:
         self._rows = rows
         self._marking: set[asyncio.Task[None]] = set()
-        self.done: Batcher[tuple[ClaimT, Ack], None] = Batcher(self._begin, loop, pause=pause)
+        self.done: Batcher[tuple[ClaimT, Ack], None] = Batcher(self._begin, loop, pause=pause, busy=busy)
 
     async def settle(self, claim: ClaimT, verdict: Disposition) -> timedelta | None:
         """Record a verdict and do what follows; returns after how long to try again."""
@@ -178,7 +182,7 @@ class RunInThread(Generic[KeyT, ClaimT, RequestT]):
     _watchdog: Watchdog = field(init=False)
 
     def __post_init__(self) -> None:
-        self._watchdog = Watchdog(self.loop, self.replace_thread)
+        self._watchdog = Watchdog(self.loop.loop)
         self.prefetch = Prefetch(self._claim_many, self._unclaim, self.waiting, self.loop.loop, limits=self.limits)
 
     def run(self, key: KeyT) -> timedelta | None:
@@ -229,12 +233,18 @@ class RunInThread(Generic[KeyT, ClaimT, RequestT]):
 
         if not call.function.signature.in_transaction:
             transaction.release()
+        thread = threading.current_thread()
+
+        async def late() -> None:
+            self.replace_thread(thread)
+            await self._give_up(claim, call, terms.seconds)
+
         attended = Attended(
             self.rows.lease,
             claim.since,
-            terms.seconds,
-            renew=lambda: self.rows.renew(claim),
-            give_up=lambda: self._give_up(claim, call, terms.seconds),
+            lambda: self.rows.renew(claim),
+            seconds=terms.seconds,
+            late=late,
         )
         return self._watchdog.call(answered, attended)
 

@@ -38,6 +38,7 @@ from relay.domain.errors import (
 from relay.domain.identity import Id, Identity, check_id
 from relay.domain.limits import check_key
 from relay.domain.model import DONE
+from relay.domain.outages import says_held
 from relay.domain.policies import KEEP
 from relay.domain.quoting import quoted
 from relay.domain.retry import RetryLater
@@ -61,6 +62,8 @@ MAX_BODY_BYTES: Final = 2 * 1024**2
 
 #: The characters that need no quoting in a header.
 _PLAIN: Final = "".join(char for char in map(chr, range(0x20, 0x7F)) if char != "%")
+#: After a lock of another transaction was in the way. It spends no attempt of the message.
+_HELD_WAIT: Final = timedelta(seconds=2)
 
 _log = logging.getLogger("relay.handler")
 
@@ -215,7 +218,8 @@ class HandlerEndpoint(Generic[AnySession]):
             if not is_outage(error):
                 raise
             _log.warning("%s is not available: %s", self._name, type(error).__name__)
-            raise _refusal(503, f"not available: {type(error).__name__}") from error
+            headers = {RETRY_AFTER: header_of(_HELD_WAIT)} if says_held(error) else {}
+            raise _refusal(503, f"not available: {type(error).__name__}", headers) from error
 
     @asynccontextmanager
     async def _transaction(

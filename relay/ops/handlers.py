@@ -30,6 +30,8 @@ from relay.settings import ContextSettings
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
 #: So many whole payloads are read at the same time: each may take the server a second, and this disk a gigabyte.
 _PAYLOADS: Final = 2
+#: How many names an error lists.
+_NAMED: Final = 50
 #: Groups are counted among this many of the newest rows.
 MAX_GROUPED: Final = 10_000
 #: Delivered tasks count too if they are due within a year.
@@ -81,7 +83,7 @@ class RowHandlers:
 
     async def _parked(self, query: requests.ListParked) -> Sequence[Row]:
         async with self._lend(query.context) as source:
-            return await PostgresParkedKeys(source).list()
+            return await PostgresParkedKeys(source).list(query.limit, query.offset)
 
     async def _task_queues(self, query: requests.ListTaskQueues) -> Sequence[str]:
         async with self._lend(query.context) as source, source() as conn:
@@ -95,7 +97,7 @@ class RowHandlers:
 
     async def _schedule(self, query: requests.ReadSchedule) -> Schedule:
         async with self._lend(query.context) as source:
-            return await PostgresSchedule(source).schedule()
+            return await PostgresSchedule(source).schedule(query.limit, query.offset)
 
     async def _run(self, command: requests.RunJob) -> datetime:
         async with self._lend(command.context) as source:
@@ -112,7 +114,8 @@ class RowHandlers:
 
     async def _batches(self, query: requests.ListBatches) -> Sequence[Manifest]:
         async with self._lend(query.context) as source:
-            return await PostgresArchive(source, query.context).batches()
+            archive = PostgresArchive(source, query.context)
+            return await archive.part(query.limit, query.offset, newest=query.newest)
 
     async def _audit(self, query: requests.ReadAudit) -> Sequence[Row]:
         async with self._lend(query.context) as source:
@@ -131,7 +134,7 @@ class RowHandlers:
 
     async def _get(self, query: requests.GetRow) -> Row | None:
         async with self._store(query.kind, query.context) as store:
-            row: Row | None = await store.get(query.id)
+            row: Row | None = await store.get(query.id, body=query.payload)
             return row
 
     async def _payload(self, query: requests.ReadPayload) -> IO[bytes] | None:
@@ -167,7 +170,7 @@ class RowHandlers:
 
 
 async def _unknown(schedule: PostgresSchedule, name: str) -> UnknownJob:
-    known = ", ".join(job.name for job in (await schedule.schedule()).jobs) or "none"
+    known = ", ".join(job.name for job in (await schedule.schedule(_NAMED)).jobs) or "none"
     return UnknownJob(f"no job is called {name[:200]!r}", field="name", hint=f"scheduled: {known}")
 
 

@@ -9,7 +9,7 @@ Every answer is a value of the standard library's types, which `dataclasses.asdi
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from relay.domain.life import Life
 from relay.ops.doctor.examining import Examination
 from relay.ops.explain.gathering import Progress, Sources, gather
 from relay.ops.explain.tree import steps
+from relay.ops.requests import ASKED_S
 from relay.settings import ContextSettings, Settings
 
 
@@ -45,16 +46,20 @@ class Explain(Query[Life]):
 
 
 def _connected(context: ContextSettings) -> AbstractAsyncContextManager[Source]:
-    return connected(context.database, "operator")
+    return connected(context.database, "operator", ASKED_S)
 
 
 def queries(
-    settings: Settings, progress: Progress = lambda _done, _total: None, sources: Sources = _connected
+    settings: Settings,
+    progress: Progress = lambda _done, _total: None,
+    sources: Sources = _connected,
+    patience: float | None = None,
 ) -> QueryBus:
     """Return the bus that answers about the system that a configuration describes.
 
     ``progress`` is told how much of a long answer is done. ``sources`` lend the databases in which a life is
-    looked for; if not given, each look opens a connection.
+    looked for; if not given, each look opens a connection. ``patience``: how long archives are read for it, in
+    seconds; None without a limit.
     """
     bus = QueryBus()
 
@@ -64,7 +69,8 @@ def queries(
 
     @bus.handles(Explain)
     async def explain(query: Explain) -> Life | None:
-        found = await gather(settings.contexts, sources, query.id, archive=query.archive, progress=progress)
+        how: Any = {"archive": query.archive, "progress": progress, "patience": patience}
+        found = await gather(settings.contexts, sources, query.id, **how)
         if found.empty and not found.unread:
             return None
         return Life(asked=query.id, steps=steps(found), unread=found.unread, cut=found.cut)

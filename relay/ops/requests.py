@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import IO, Annotated, Any, TypeAlias
+from typing import IO, Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
@@ -28,6 +28,14 @@ Groups: TypeAlias = Sequence[Mapping[str, Any]]
 #: A page ends before this key of the order in which the rows are listed.
 Before = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Rows = Annotated[int, Field(ge=1, le=100_000)]
+#: A list that is no page has so many entries over HTTP, and so many at the command line.
+LISTED: Final = 500
+TYPED: Final = 10_000
+#: How long a database may take for one statement of a command that only reads, in seconds.
+ASKED_S: Final = 60.0
+#: How many entries of such a list, and how many lie before them.
+Part = Annotated[int, Field(ge=1, le=100_001)]
+Skipped = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class ReadBacklog(Query[Backlog]):
@@ -65,11 +73,15 @@ class GroupRows(Query[Groups]):
 
 
 class GetRow(Query[Row]):
-    """All fields of one row, the beginning of its payload, and its history; nothing if there is no such row."""
+    """All fields of one row and its history; nothing if there is no such row.
+
+    ``payload``: also the beginning of its payload, and its size as ``payload_bytes``.
+    """
 
     kind: str
     context: str
     id: Any
+    payload: bool = False
 
 
 class ReadPayload(Query[IO[bytes]]):
@@ -106,9 +118,11 @@ class ListTaskQueues(Query[Sequence[str]]):
 
 
 class ListParked(Query[Sequence[Row]]):
-    """The keys that ordered subscriptions have set aside, the longest parked first."""
+    """Keys that ordered subscriptions have set aside, the longest parked first, from ``offset``."""
 
     context: str
+    limit: Part = LISTED + 1
+    offset: Skipped = 0
 
 
 class ReleaseKeys(Command[Outcome]):
@@ -124,9 +138,11 @@ class ReleaseKeys(Command[Outcome]):
 
 
 class ReadSchedule(Query[Schedule]):
-    """What is scheduled in a context, and who leads it."""
+    """What is scheduled in a context, from the ``offset``th name, and who leads it."""
 
     context: str
+    limit: Part = LISTED + 1
+    offset: Skipped = 0
 
 
 class RunJob(Command[datetime]):
@@ -154,9 +170,12 @@ class ResumeJob(Command[None]):
 
 
 class ListBatches(Query[Sequence[Manifest]]):
-    """The batches in the archive of a context."""
+    """Batches in the archive of a context, in order or the newest first, from ``offset``."""
 
     context: str
+    newest: bool = False
+    limit: Part = LISTED + 1
+    offset: Skipped = 0
 
 
 class ReadAudit(Query[Sequence[Row]]):

@@ -8,6 +8,7 @@ from typing import Protocol
 from uuid import UUID
 
 from relay.domain.actor import Actor
+from relay.domain.envelopes import Incoming
 from relay.domain.identity import Originals
 from relay.domain.model import HandlerResult
 
@@ -16,6 +17,7 @@ from relay.domain.model import HandlerResult
 class HandlerRequest:
     """One call of a handler (SDS-047 §12). ``body`` is the JSON request, ready to send.
 
+    ``event``: what the body says, for a handler in this process; then the body may be empty.
     ``message_id`` is the key of the inbox; ``originals`` has the texts of ids that are no UUIDs.
     ``source_id``: the id of the message, if its row has another key.
     ``idempotency_key`` is different for each message, and the same for its copies. ``token`` is the token of the
@@ -37,6 +39,7 @@ class HandlerRequest:
     actor: Actor | None = None
     traceparent: str | None = None
     source_id: UUID | None = None
+    event: Incoming | None = None
 
 
 class EventHandler(Protocol):

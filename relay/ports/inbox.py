@@ -126,7 +126,7 @@ class InboxReceiver(Protocol):
     async def ping(self) -> None:
         """Check that the database answers, before anything is fetched."""
 
-    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+    async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
         """Insert a batch in one statement. What a subscription knows is never inserted twice (POL-047-003).
 
         Known is the same id in the same subscription. If the row of an id belongs to another subscription, that
@@ -134,6 +134,9 @@ class InboxReceiver(Protocol):
         sequence of the latest delivery, and keeps all else. A rejected message whose place had another body,
         or one that is archived, is inserted `InboxRow.anew`. The answers are in the order of the batch; an id that
         is twice in it has one. Raises MalformedMessage if a value cannot be stored; then nothing of the batch is.
+
+        ``lasting`` False: a crash of the server may take the rows back until something later is committed, which
+        lasts with all before it. So use it for what JetStream delivers again. An ordered inbox ignores it.
         """
 
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:

@@ -64,6 +64,8 @@ GAUGES: Final = (
     Gauge("parked_keys", "Keys set aside behind a dead letter.", "parked", "count"),
     Gauge("parked_keys_oldest_age_seconds", "How long the first of them has been.", "parked", _AGE),
     Gauge("circuit_open_seconds", "How long the handler has been away; 0 if it is not.", "away", "seconds"),
+    Gauge("database_sessions", "Sessions of the fleet at the context's server.", "sessions", "held"),
+    Gauge("database_sessions_share", "How many the fleet takes by default.", "sessions", "share"),
 )
 LEADING: Final = ("scheduler_leading", "Whether this scheduler leads the context.")
 STANDING: Final = ("backlog_standing_seconds", "For how long nothing of it has moved, though something is due.")
@@ -74,6 +76,7 @@ _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "held": (),
     "overdue": (),
     "brake": (),
+    "sessions": (),
     "tasks": (),
     "inbox": ("subscription",),
     "parked": ("subscription",),

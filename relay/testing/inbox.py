@@ -92,7 +92,7 @@ class MemoryInbox:
     async def ping(self) -> None:
         _ = self._rows
 
-    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+    async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
         if any("\x00" in text for row in rows for text in _texts(row)):
             raise MalformedMessage("the inbox cannot store it: a text holds a NUL")
         return [self._insert(row) for row in {row.id: row for row in rows}.values()]

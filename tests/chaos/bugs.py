@@ -22,7 +22,8 @@ from consumer.recovery import Recovery
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.http import HttpEventHandler
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
-from relay.adapters.postgres import inbox, outbox, pipeline, pool, transactions
+from relay.adapters.jetstream.stores import Stores
+from relay.adapters.postgres import function_connections, inbox, outbox, pipeline, pool, transactions
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.low_water import LowWaterMarks, SearchLimits
 from relay.adapters.postgres.sql import statement
@@ -34,6 +35,8 @@ from relay.domain.envelopes import MSG_ID
 from relay.domain.errors import AlertRefused
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Published, Retry
+from relay.domain.routing import Routing
+from relay.execution import calls
 from relay.ports import HandlerRequest, InboxRow, Message
 
 VARIABLE: Final = "PLANTED_BUG"
@@ -48,10 +51,10 @@ def ack_before_commit() -> None:
     """JetStream forgets a batch before the inbox has it, and no audit compares the two afterwards."""
     accept = PullMessages.accept
 
-    async def acknowledge_first(self: PullMessages, deliveries: Sequence[Any]) -> int:
+    async def acknowledge_first(self: PullMessages, deliveries: Sequence[Any], **how: bool) -> int:
         await self.consumer.ack([delivery.reply for delivery in deliveries])
         await self.consumer.state()  # answered after the acknowledgements are taken
-        return await accept(self, deliveries)
+        return await accept(self, deliveries, **how)
 
     async def look_away(self: Recovery, find: FindMissing, page: int | None = None) -> int:
         return 0
@@ -221,6 +224,61 @@ def letters_of_letters() -> None:
     deadletter.is_letter = lambda *_: False
 
 
+def confused_deputy() -> None:
+    """The fleet publishes to any subject that a row names."""
+
+    def let_it_go(self: Routing, topic: str) -> None:
+        return
+
+    _patch(Routing, "_check_own", let_it_go)
+
+
+def believe_any_answer() -> None:
+    """What has the form of a PubAck is one."""
+
+    def surely(self: Stores, stream: str, subject: str) -> bool:
+        return True
+
+    _patch(Stores, "sure", surely)
+
+
+def sessions_as_they_come() -> None:
+    """Our sessions have the settings that somebody gave to our role."""
+    _rewrite(
+        pool,
+        "session/ours",
+        "set_config('default_transaction_read_only', 'off', false)",
+        "set_config('a.b', '', false)",
+    )
+
+
+def sessions_as_they_were() -> None:
+    """A session goes to the next function as the last one left it."""
+    assert function_connections._CLEANING
+    function_connections._CLEANING = ()
+
+
+def only_exceptions() -> None:
+    """What is no `Exception` ends the process."""
+    usual = calls.answer
+
+    def fall_over(error: BaseException) -> HandlerResult:
+        if not isinstance(error, Exception):
+            os._exit(1)
+        return usual(error)
+
+    calls.answer = fall_over
+
+
+def never_mend() -> None:
+    """A gate that another program has closed stays closed."""
+
+    async def look_away(self: Gates, duties: Sequence[str]) -> Sequence[str]:
+        return ()
+
+    _patch(Gates, "mend", look_away)
+
+
 BUGS: Final[dict[str, Callable[[], None]]] = {
     bug.__name__: bug
     for bug in (
@@ -239,6 +297,12 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
         count_outages,
         one_view,
         letters_of_letters,
+        confused_deputy,
+        believe_any_answer,
+        sessions_as_they_come,
+        sessions_as_they_were,
+        only_exceptions,
+        never_mend,
     )
 }
 

@@ -25,13 +25,13 @@ import redis
 from nats.js.api import StreamConfig
 from typer.testing import CliRunner
 
-from chaos import collect, cron_jobs, deployment, evidence, tables
+from chaos import collect, cron_jobs, deployment, evidence, rude_handlers, tables
 from chaos.cron_runs import one_at_a_time
 from chaos.deployment import NEXT_RELEASE
 from chaos.disk import SPARE, SmallDisks
-from chaos.faults import FAULTS, UPGRADE
+from chaos.faults import FAULTS, IN_LIVENESS, UPGRADE
 from chaos.history import History, Ran
-from chaos.injections import hostile, operators, restored, still, store
+from chaos.injections import hostile, hostile_rows, operators, restored, still, store
 from chaos.nemesis import Nemesis, Strike
 from chaos.proxy_connection import Mode
 from chaos.rig import Rig
@@ -58,7 +58,7 @@ tested: set[str] = set()
 @pytest.fixture(scope="module")
 def busy(server_root: Path) -> Iterator[tuple[Rig, Workload]]:
     with Rig(server_root / "rig", workers=2, seed=1, small_disks=True) as rig:
-        tables.prepare(rig.urls, seed=1)
+        tables.prepare(rig.urls, seed=1, history=rig.history)
         rig.launch()
         history = History(rig.history / "workload.jsonl")
         with Workload(rig.urls["shop"], history, seed=1, threads=2, rate=60, batch=20) as workload:
@@ -724,9 +724,14 @@ def test_rows_go_to_the_archive_and_are_found_there(rig: Rig, inject: Any, notes
     finished = "SELECT 1 FROM inbox_messages WHERE processed_at IS NOT NULL"
     wait_for("messages are processed", lambda: len(execute(rig, "sea", finished)) > 20)
     two_minutes = "interval '2 minutes'"
-    execute(rig, "shop", f"UPDATE outbox_events SET published_at = published_at - {two_minutes}")
+    # Rows that the fleet has locked stay as they are: waiting for them, in another order, may be a deadlock.
+    free = "FOR UPDATE SKIP LOCKED"
+    published_rows = f"SELECT id FROM outbox_events WHERE published_at IS NOT NULL {free}"
+    older = f"published_at = published_at - {two_minutes}"
+    execute(rig, "shop", f"UPDATE outbox_events SET {older} WHERE id IN ({published_rows})")
     older = f"received_at = received_at - {two_minutes}, processed_at = processed_at - {two_minutes}"
-    execute(rig, "sea", f"UPDATE inbox_messages SET {older}")
+    handled_rows = f"SELECT message_id FROM inbox_messages WHERE processed_at IS NOT NULL {free}"
+    execute(rig, "sea", f"UPDATE inbox_messages SET {older} WHERE message_id IN ({handled_rows})")
     inject("archive")()
     assert notes[1:] == ["done"]
     count = int(notes[0].removesuffix(" events"))
@@ -769,9 +774,103 @@ def test_messages_with_the_ids_of_events_come_from_another_stream(rig: Rig, inje
         wait_for("all are handled", lambda: sea.execute(noted, [list(twins.ids)]).fetchone() == (50,))
 
 
+# --- what strangers, sessions and functions do ---
+
+
+def test_rows_of_a_stranger_are_refused_or_hold_up_nobody(rig: Rig, inject: Any, notes: list[str]) -> None:
+    inject("hostile-rows")()
+    taken, refused = (int(it.split()[0]) for it in reversed(notes[-1].split(", ")))
+    assert min(taken, refused) > 0
+    ids = [id for rows in records(rig).strange for id in rows.ids]
+    assert len(ids) == len(hostile_rows.ROWS) == taken + refused
+    unfinished = "published_at IS NULL AND dead_at IS NULL"
+    left = f"SELECT count(*) FROM outbox_events WHERE id = ANY (%s::uuid[]) AND {unfinished}".encode()
+    for context in ("shop", "sea"):
+        with psycopg.connect(rig.urls[context], autocommit=True) as connection:
+            wait_for("all are over", lambda it=connection: it.execute(left, [ids]).fetchone() == (0,))
+    goes_on(rig)
+
+
+def test_a_program_answers_before_the_stream_does(rig: Rig, inject: Any, notes: list[str]) -> None:
+    heal = inject("foreign-answers")
+    goes_on(rig)
+    heal()
+    assert int(notes[-1].split()[0]) > 100
+    false = "SELECT 1 FROM outbox_events WHERE published_stream <> %s OR published_seq <= 0"
+    with psycopg.connect(rig.urls["shop"]) as shop:
+        assert shop.execute(false, [deployment.STREAM]).fetchone() is None
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_new_sessions_have_odd_settings_until_these_are_reset(
+    rig: Rig, inject: Any, notes: list[str], seed: int
+) -> None:
+    """One of the seeds sets them for the role of the fleet, the other one for both databases."""
+    url = deployment.as_role(rig.urls["sea"], deployment.FLEET)
+    heal = inject("odd-sessions", seed=seed)
+    assert notes == ["role fleet" if seed == 1 else "database"]
+    with psycopg.connect(url) as odd:
+        assert odd.execute("SHOW DateStyle").fetchone() == ("SQL, DMY",)
+    goes_on(rig)
+    heal()
+    with psycopg.connect(url) as usual:
+        assert usual.execute("SHOW DateStyle").fetchone() == ("ISO, MDY",)
+
+
+def test_another_program_has_all_connections_until_health_says_so(rig: Rig, inject: Any, notes: list[str]) -> None:
+    inject("few-connections", hold=(0.5, 0.5))()
+    [told] = records(rig).diagnosed
+    assert (told.named, told.gone) != (None, None), told
+    assert int(notes[-1].split()[0]) > 20
+    goes_on(rig)
+
+
+def test_what_handlers_leave_behind_reaches_no_other_call(rig: Rig, inject: Any) -> None:
+    heal = inject("leftovers")
+    goes_on(rig, handled)
+    heal()
+    assert [it for it in records(rig).leftovers if it.what] == []
+    assert not (rig.history / rude_handlers.LEAVING).exists()
+
+
+def test_exceptions_of_any_kind_end_no_process(rig: Rig, workload: Workload, inject: Any) -> None:
+    starts = [it.starts for it in rig.of_role("worker")]
+    heal = inject("base-exceptions", burst=workload.burst)
+    goes_on(rig, handled)
+    heal()
+    assert [it.starts for it in rig.of_role("worker")] == starts
+    assert records(rig).ended == []
+    assert not (rig.history / rude_handlers.RAISING).exists()
+
+
+def test_broken_keys_are_replaced_or_named(rig: Rig, inject: Any, notes: list[str]) -> None:
+    inject("broken-keys")()
+    broken = int(notes[0].split()[0])
+    assert broken > 20
+    [told] = records(rig).diagnosed
+    assert told.named is not None, told
+    assert int(notes[-1].split()[0]) < broken, "most were replaced"
+    [probe] = records(rig).probes
+    assert probe.ran is not None
+    assert execute(rig, "sea", "SELECT 1 FROM task_outbox WHERE type = 'nobody'") == []
+    goes_on(rig)
+
+
+def goes_on(rig: Rig, counted: Callable[[Rig], int] | None = None) -> None:
+    """Twenty more are published, or handled."""
+    counted = counted or published
+    before = counted(rig)
+    wait_for("the fleet goes on", lambda: counted(rig) > before + 20)
+
+
+def handled(rig: Rig) -> int:
+    [[found]] = execute(rig, "sea", "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL")
+    return int(found)
+
+
 def test_every_kind_of_fault_is_tested_here(request: pytest.FixtureRequest) -> None:
     """Runs after all of the above; a part of them, or some in another process, tell nothing."""
-    assert len(FAULTS) == 68
+    assert len(FAULTS) == 75
     chosen = {item.name.partition("[")[0] for item in request.session.items if item.path == request.path}
     everything = {name for name in globals() if name.startswith("test_")}
     if chosen == everything and not hasattr(request.config, "workerinput"):
@@ -870,12 +969,16 @@ def test_what_goes_wrong_with_a_fault_is_recorded_and_raised(rig: Rig, history: 
     assert "no rows today" in fault.note
 
 
-def test_liveness_mode_takes_two_away_for_good_and_work_goes_on(rig: Rig, history: History) -> None:
+def test_liveness_mode_takes_two_away_for_good_and_work_goes_on(
+    rig: Rig, workload: Workload, history: History
+) -> None:
     """The last test: the rig is poorer afterwards."""
-    nemesis = Nemesis(rig, history, 1)
+    nemesis = Nemesis(rig, history, 1, every=(0.5, 1.0), hold=(1.0, 2.0), burst=workload.burst)
     nemesis.run_liveness(time.monotonic() + 6)
     before = published(rig)
     assert [len([p for p in rig.of_role(role) if p.running]) for role in ("worker", "scheduler")] == [1, 1]
-    assert {fault.kind for fault in records(rig).faults} == {"worker-gone", "scheduler-gone", "valkey-flush"}
+    kinds = {fault.kind for fault in records(rig).faults}
+    assert kinds - {*IN_LIVENESS} == {"worker-gone", "scheduler-gone", "valkey-flush"}
+    assert kinds & {*IN_LIVENESS}
     wait_for("the fleet publishes", lambda: published(rig) > before + 20)
     assert [process.running for process in rig.processes.values() if not process.wanted] == [False, False]

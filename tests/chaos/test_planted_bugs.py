@@ -79,6 +79,9 @@ GUILTY = {
 AT_ONCE = {"ask_twice": ("valkey-flush", 6.0), "believe_in_the_lease": ("handler-hang", 18.0)}
 
 
+#: Promises that nothing can keep in a run that is not at rest when it ends.
+NOT_AT_REST = {1, 5, 6, 8, 13, 15}
+
 #: Bugs that one kind of fault brings to light: how long the run takes, the promise, the sentence, and which other
 #: promises cannot be kept beside it.
 UNDER_A_FAULT = {
@@ -87,6 +90,12 @@ UNDER_A_FAULT = {
     "count_outages": ("handler-away", 18.0, 5, "has an incident of class exhausted", {1}),
     "one_view": ("same-ids", 10.0, 13, "was not handled by", {1, 6, 8}),
     "letters_of_letters": ("failing-messages", 10.0, 5, "they multiply", {1, 6, 8, 15}),
+    "confused_deputy": ("hostile-rows", 8.0, 16, "of a stranger was published", NOT_AT_REST),
+    "believe_any_answer": ("foreign-answers", 10.0, 1, "where the stream has", NOT_AT_REST),
+    "sessions_as_they_come": ("odd-sessions", 20.0, 16, "stood still for more than 10 s", NOT_AT_REST),
+    "sessions_as_they_were": ("leftovers", 8.0, 16, "found what another call has left", {3, *NOT_AT_REST}),
+    "only_exceptions": ("base-exceptions", 15.0, 16, "an exception of a handler ended", NOT_AT_REST),
+    "never_mend": ("broken-keys", 15.0, 6, "is waiting in the outbox", {14, 16, *NOT_AT_REST}),
 }
 
 

@@ -78,7 +78,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.pool = Pool(url, max_size=10, application_name="contract")
         self.inbox = PostgresInboxAdapter(self.pool, grace=_GRACE)
-        self.outbox = PostgresOutboxAdapter(self.pool)
+        self.outbox = PostgresOutboxAdapter(self.pool.connection)
         self.incidents = PostgresIncidents(self.pool.connection)
         self.runs = PostgresSchedule(self.pool.connection)
         self.tables = PostgresArchive(self.pool.connection, "sea")

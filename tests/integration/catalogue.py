@@ -120,7 +120,7 @@ OUR_INBOX_CONSTRAINTS = {
 _HOLDS = "((order_key IS NOT NULL) AND (processed_at IS NULL) AND (NOT stepped_over))"
 OUR_INBOX_INDEXES = {
     "idx_inbox_sweep": "(subscription, enqueued_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL))",
-    "idx_inbox_correlation": "(correlation_id)",
+    "idx_inbox_correlated": "(correlation_id) WHERE (correlation_id IS NOT NULL)",
     "idx_inbox_failing": "(received_at) WHERE ((num_nonnulls(last_error, dead_letter_reason) > 0)"
     " AND (processed_at IS NULL) AND (dead_lettered_at IS NULL))",
     "idx_inbox_stream": "(stream, stream_seq)",

@@ -52,7 +52,7 @@ async def serving(
 ) -> AsyncIterator[Api]:
     """The API for a configuration, with its connections."""
     app = create_app(settings, pools, limits)
-    fastapi = app._app._app
+    fastapi = app._app._app._app
     async with (
         fastapi.router.lifespan_context(fastapi),
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=base_url) as client,

@@ -26,10 +26,15 @@ from tests.unit.ops_support import USERS
 class Rows:
     """A configuration with rows, and the names of what exists. Use `real_rows`."""
 
-    settings: Settings
+    document: dict[str, Any]
     context: str
     jobs: list[str]
     letters: list[int]
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration that the document describes."""
+        return Settings.model_validate(self.document)
 
     def names(self, path: str) -> dict[str, str]:
         """Values for the parameters of a path: each names something that exists."""
@@ -93,7 +98,7 @@ class Rows:
             ("POST", f"{context}/schedule/{{name}}/run"): [{"note": "a test"}],
             ("POST", f"{context}/schedule/{{name}}/pause"): [{}],
             ("POST", f"{context}/schedule/{{name}}/resume"): [{}],
-            ("GET", f"{context}/audit"): [{}, {"action": "dlq.requeue"}],
+            ("GET", f"{context}/audit"): [some, {"action": "dlq.requeue"}],
             ("GET", f"{context}/archive"): [{}],
             ("POST", f"{context}/archive/verify"): [{}],
             ("POST", f"{context}/archive/restore"): [dry, {"all": True}],
@@ -137,4 +142,4 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
             },
             "ops": {"users": {"all": {**USERS["operator"], "payloads": True}}},
         }
-        yield Rows(Settings.model_validate(settings), context, dead, [id for (id,) in rows])
+        yield Rows(settings, context, dead, [id for (id,) in rows])

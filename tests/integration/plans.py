@@ -32,6 +32,11 @@ class Plan:
         return max(map(_touched, _nodes(self.root)))
 
     @property
+    def fetched(self) -> float:
+        """How many rows the busiest scan of a table has looked at, those it threw away included."""
+        return max(_touched(node) for node in _nodes(self.root) if "Relation Name" in node)
+
+    @property
     def sorted(self) -> float:
         """How many rows the longest sort was given; one that sorts only within equal prefixes counts too."""
         return max(

@@ -30,7 +30,7 @@ from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.low_water import SEARCH_LIMITS, SearchLimits
 from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
-from relay.adapters.postgres.pool import Pool, connected
+from relay.adapters.postgres.pool import Pool, Source, connected
 from relay.adapters.postgres.wakeup import DuePollTimes
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.domain.errors import Outage
@@ -315,6 +315,7 @@ class Relay:
         dead_head_blocks: bool = False,
         claimed: Hook | None = None,
         settled: Hook | None = None,
+        source: Source | None = None,
     ) -> PublishOutboxEvents:
         """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
@@ -327,7 +328,7 @@ class Relay:
             dead_head_blocks=dead_head_blocks,
         )
         outbox: Any = PostgresOutboxAdapter(
-            self.pool,
+            source or self.pool.connection,
             dead_head_blocks=dead_head_blocks,
             search=self.search,
             largest=lambda: self.publisher.largest(LARGEST),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 from uuid import UUID
@@ -118,6 +119,98 @@ async def test_of_a_handler(calls: Handling, function: Callable[..., Any], way: 
         assert (row["attempts"], await calls.state(id)) == (1, "dead" if dead else "open"), name
         if not dead or "refusal" in name:
             check(name, row["last_error"])
+
+
+async def cancelling() -> None:
+    """Cancel the current task, and wait for that."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancelling_late() -> None:
+    """Cancel the current task, and end before that."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+async def cancelling_for_ever() -> None:
+    """Cancel the current task again and again."""
+    for _ in range(3):
+        with suppress(asyncio.CancelledError):
+            await cancelling()
+    await cancelling()
+
+
+async def in_a_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cancelling())
+        await cancelling()
+
+
+async def leaking_a_timeout() -> None:
+    """Begin a time limit that nobody ends."""
+    await asyncio.timeout(0).__aenter__()
+
+
+#: What a coroutine does to the task that it runs in, and whether that is a failure.
+TO_ITSELF = {
+    cancelling: True,
+    cancelling_late: True,
+    cancelling_for_ever: True,
+    in_a_group: True,
+    leaking_a_timeout: False,
+}
+
+
+@pytest.mark.parametrize("deed", TO_ITSELF)
+@pytest.mark.parametrize("way", ["alone", "in a chunk"])
+async def test_a_coroutine_that_cancels_itself_is_a_failed_attempt(
+    calls: Handling, deed: Callable[[], Any], way: str
+) -> None:
+    async def handle(wish: Wish) -> None:
+        await deed()
+
+    async def writing(wish: Wish, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute("SELECT 1")
+        await deed()
+
+    handler = calls.handler(handle, writing)
+    ids = [await calls.received({"error": "x"}, version=version) for version in (1, 2)]
+    if way == "in a chunk":
+        await calls.sub.chunk(handler).run(ids)
+    else:
+        for id in ids:
+            await calls.process(handler).process(id)
+    for id in ids:
+        row = await calls.sub.row(id)
+        failed = "CancelledError" in (row["last_error"] or "")
+        assert (row["attempts"], failed, row["processed_at"] is None) == (1, *[TO_ITSELF[deed]] * 2)
+
+
+@pytest.mark.parametrize("deed", [deed for deed, fails in TO_ITSELF.items() if fails])
+async def test_a_task_and_a_cron_job_that_cancel_themselves_have_failed(
+    database_url: str, deed: Callable[[], Any]
+) -> None:
+    async def work(mail: Mail) -> None:
+        await deed()
+
+    async def command(at: Any) -> Work:
+        await deed()
+        return Work(at=at)
+
+    async with tasking(database_url) as tasks:
+        tasks.register(work, max_retries=0)
+        [id] = tasks.schedule(Mail(n=1))
+        await tasks.run(id)
+        row = await tasks.row(id)
+        assert (row["status"], row["attempts"]) == ("failed", 1)
+    async with benched(database_url) as bench:
+        bench.declare("job", command, max_attempts=1)
+        await bench.worker().run(await bench.open(at=NOON))
+        assert (bench.row(NOON)["state"], bench.row(NOON)["attempts"]) == ("failed", 1)
 
 
 @pytest.mark.parametrize("threads", [True, False])

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -432,9 +433,9 @@ async def test_what_is_read_back_wrong_is_not_deleted(archive: Archive) -> None:
 
     class Lying(FolderStore):
         async def get(self, name: str, into: Any) -> bool:
-            found = await super().get(name, into)
-            if found and name.endswith(".gz"):
-                into.truncate(into.seek(-1, 2))
+            file = BytesIO()
+            found = await super().get(name, file)
+            into.write(file.getvalue()[: -1 if name.endswith(".gz") else None])
             return found
 
     await archive.command(Lying(archive.root)).tick(lambda: True)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from relay.adapters.postgres.bounded import CELL, DETAIL
+from relay.adapters.postgres.bounded import CELL, PAYLOAD
 from relay.devstack import NatsServer
 from tests.integration.console_pages import Browser
 from tests.integration.ops_api import Api, configured, serving
@@ -25,6 +25,12 @@ LONG = "x" * 3_000_000
 INSERT = """
     INSERT INTO outbox_events (id, event_type, aggregate_type, aggregate_id, payload, headers, topic, originals)
     VALUES (%s, %s, %s, 'v1', %s, %s, %s, %s)
+"""
+MANY = """
+    INSERT INTO outbox_events
+        (id, event_type, aggregate_type, aggregate_id, payload, topic, publish_attempts, publish_error, dead_at)
+    SELECT gen_random_uuid(), 'made', long, long || i, '{}', long, 3, 'time-out: ' || long, now()
+    FROM generate_series(1, 600) AS i, (SELECT repeat('"', 50000)) AS quotes (long)
 """
 NEW_TASK = "INSERT INTO task_outbox (id, type, payload) VALUES (%s, 'mail', %s)"
 NEW_LETTER = """
@@ -65,10 +71,33 @@ async def test_a_page_is_small_whatever_its_row_unpacks_to(api: Api, database_ur
     ]
     base = "/contexts/sea/events"
     for start in (base, f"/api/v1{base}"):
-        assert await size_of(api, f"{start}?limit=500") < 20 * 8 * CELL + 50_000
+        assert await size_of(api, f"{start}?limit=500") < 20 * 8 * CELL.prose + 50_000
     for id in ids:
         for path in (f"{base}/show?id={id}&payload=true", f"/api/v1{base}/{id}?payload=true"):
-            assert await size_of(api, path) < 4 * DETAIL
+            assert await size_of(api, path) < 4 * PAYLOAD
+
+
+async def test_a_page_of_many_rows_is_small_whatever_each_holds(api: Api, database_url: str) -> None:
+    """Of characters that HTML writes with five others, and JSON with two."""
+    with psycopg.connect(database_url) as connection:
+        connection.execute(MANY)
+    assert await size_of(api, "/contexts/sea/events?status=dead&limit=500") < 500 * 15_000
+    assert await size_of(api, "/api/v1/contexts/sea/events?status=dead&limit=500") < 500 * 12_000
+    assert await size_of(api, "/contexts/sea/events/groups?status=dead") < 10_000
+
+
+async def test_lines_of_json_are_mostly_no_space(api: Api, database_url: str) -> None:
+    """Each number in a hundred lists would have a line of its own, that begins with two hundred spaces."""
+    id = write(database_url, "made", "case", f"{'[' * 99}{'1,' * 80_000}1{']' * 99}", "{}", None, None)
+    assert await size_of(api, f"/contexts/sea/events/show?id={id}&payload=true") < 4 * PAYLOAD
+
+
+async def test_of_long_headers_the_beginning_is_shown(api: Api, database_url: str) -> None:
+    id = write(
+        database_url, "made", "case", "{}", json.dumps({f"A{it}": "x" * 20 for it in range(10_000)}), None, None
+    )
+    page = await Browser(api.client, "operator").open(f"/contexts/sea/events/show?id={id}")
+    assert "A17" in page.text
 
 
 async def test_the_whole_payload_is_a_download(api: Api, database_url: str, tmp_path: Path) -> None:
@@ -105,5 +134,5 @@ async def test_the_whole_payload_is_a_download(api: Api, database_url: str, tmp_
         shell("outbox", "show", event, "--context", "sea", "--payload", "--payload-to", str(file), "--json")
     )
     assert file.read_bytes() == text.encode()
-    assert len(shown["payload"]) == DETAIL
+    assert len(shown["payload"]) == PAYLOAD
     assert shown["payload_bytes"] == len(text.encode())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -14,10 +14,11 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
+from consumer.message_rows import ahead_on_loop
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.devstack import NatsServer
 from relay.domain.reasons import code_of
-from tests.integration.consuming import subscribed
+from tests.integration.consuming import Handler, OneByOne, subscribed
 from tests.integration.publishing import query
 from tests.integration.python_handling import KINDS, WRITE, Handling, InThread, Vibe, handling, nothing
 
@@ -80,6 +81,33 @@ async def test_what_is_given_back_is_as_if_nobody_had_taken_it(calls: Handling) 
     assert await rows(calls, ids) == before
     assert [await one.process(id) for id in ids] == [None] * 4
     assert {row["attempts"] for row in await rows(calls, ids)} == {1}
+
+
+async def test_the_loop_claims_what_waits_for_a_slot_and_gives_back_what_has_not_begun(calls: Handling) -> None:
+    one, two, three, tried, four = ids = [await calls.received() for _ in range(5)]
+    query(calls.sub.url, "UPDATE inbox_messages SET attempts = 1 WHERE message_id = %s", tried)
+    before = await rows(calls, ids)
+    waiting: list[UUID] = []
+    messages = calls.sub.messages(handler := Handler())
+    messages.ahead = ahead = ahead_on_loop(messages, calls.sub.inbox, lambda limit: waiting[:limit])
+    assert ahead is not None
+    # Twice, as nobody knows yet how quick they are.
+    assert await ahead.claim(uuid4()) is None
+    waiting = [two, tried, three, four]
+    worker = OneByOne(messages)
+    assert await worker.process(one) is None
+    assert [row["attempts"] for row in await rows(calls, ids)] == [1, 1, 0, 1, 0]
+    assert await worker.process(two) is None
+    assert await worker.process(three) is None
+    assert [request.message_id for request in handler.requests] == [one, two, three]
+    await ahead.close()
+    assert (await rows(calls, ids))[3:] == before[3:]
+    assert [await calls.state(id) for id in ids] == ["processed"] * 3 + ["open"] * 2
+
+
+async def test_the_loop_claims_in_their_turn_messages_with_one_attempt_or_an_order(calls: Handling) -> None:
+    once = calls.sub.messages(Handler(), max_attempts=1)
+    assert ahead_on_loop(once, calls.sub.inbox, lambda _: []) is None
 
 
 async def test_a_claim_that_somebody_else_has_by_now_is_not_given_back(calls: Handling) -> None:
@@ -161,7 +189,7 @@ async def test_limits_and_the_end_of_the_row_hold_in_a_transaction_that_begins_l
     assert isinstance(one, InThread)
     await asyncio.to_thread(one.claim_ahead, [id])
     assert await one.process(id) is None
-    assert seen == ["7s"]
+    assert seen == ["6s"], "a statement ends a second before the limit"
     [effect] = await calls.sub.query("SELECT xmin::text AS xid FROM effects")
     [row] = await calls.sub.query("SELECT xmin::text AS xid FROM inbox_messages WHERE processed_at IS NOT NULL")
     assert effect == row

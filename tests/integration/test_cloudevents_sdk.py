@@ -47,7 +47,7 @@ async def published(sub: Subscription, mode: str, event: Event) -> BaseCloudEven
     config = PublishConfig(routing=Routing(context=sub.name), envelope=cloudevents(wording))
     async with sub.pool.connection() as connection, connection.transaction():
         await Outbox(sub.name).add(connection, event)
-    outbox = PostgresOutboxAdapter(sub.pool)
+    outbox = PostgresOutboxAdapter(sub.pool.connection)
     assert await PublishOutboxEvents(config, outbox, sub.publisher, sub.facts.append).drain(ALL) == 1
     message = await sub.js.get_msg(sub.stream, 1)
     return READ[mode](HTTPMessage(message.headers or {}, message.data or b""), JSONFormat())

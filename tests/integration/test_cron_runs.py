@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from relay import RequestContext, failpoints
@@ -307,6 +308,17 @@ async def test_a_command_that_asks_to_run_later_spends_no_attempt(bench: Bench) 
         assert await tried(bench, run) == ("waiting", 0, "raised_RetryLater")
         assert 80 <= wait_of(bench) <= 90 * 1.2
     assert {fact.delay_seconds >= 90 for fact in bench.facts if isinstance(fact, ScheduledRunRetried)} == {True}
+
+
+async def test_a_command_that_meets_a_lock_spends_no_attempt(bench: Bench) -> None:
+    def meets(_command: Any) -> None:
+        raise psycopg.errors.LockNotAvailable("held")
+
+    bench.handle = meets
+    run = await bench.open(at=datetime.now(UTC))
+    for _ in range(4):
+        assert await tried(bench, run) == ("waiting", 0, "raised_LockNotAvailable")
+        assert wait_of(bench) <= 10
 
 
 async def test_a_run_of_long_ago_that_asks_to_run_later_spends_its_attempts(bench: Bench) -> None:

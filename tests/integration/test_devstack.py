@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nats
 import psutil
@@ -174,6 +175,37 @@ def test_a_server_that_does_not_answer_is_described_and_killed(server_directory:
     with pytest.raises(ServerFailed, match=what):
         server.wait()
     assert not server.running
+
+
+def test_a_nats_server_that_does_not_answer_tells_what_it_waits_for(server_directory: Path) -> None:
+    class Silent(NatsServer):
+        silent = False
+
+        def answers(self) -> bool:
+            return not self.silent and super().answers()
+
+    server = Silent(server_directory)
+    server.start()
+    server.pause()
+    server.silent, server.start_seconds = True, 0.0
+    with pytest.raises(ServerFailed, match=r"did not answer within 0 s[\s\S]+goroutine \d+"):
+        server.wait()
+    assert not server.running
+
+
+def test_a_nats_server_is_not_asked_for_its_health_before_its_port_is_open(server_directory: Path) -> None:
+    with NatsServer(server_directory) as server, socket.socket() as closed:
+        monitor = urlsplit(server.monitor_url)
+        server.stop()
+        # Nobody listens there, and nobody else can.
+        closed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        closed.bind((str(monitor.hostname), server.port))
+        with socket.create_server((str(monitor.hostname), monitor.port or 0)) as endpoint:
+            with pytest.raises(ConnectionRefusedError):
+                server.answers()
+            endpoint.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                endpoint.accept()
 
 
 def test_a_machine_that_sleeps_takes_no_time_from_a_server_that_starts(server_directory: Path) -> None:

@@ -18,12 +18,14 @@ from typer.testing import CliRunner, Result
 
 from relay.adapters.jetstream import topology
 from relay.adapters.jetstream.connection import connect_once
+from relay.adapters.postgres import grants
 from relay.adapters.postgres.inspection import Blocked, DatabaseDetails, look, look_closely
 from relay.adapters.redis_inspection import listens
 from relay.cli import create_app
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
 from relay.domain.findings import ProcessKind
+from relay.ops.doctor import databases
 from relay.ops.doctor.databases import blocked
 from relay.ops.queries import Diagnose, queries
 from relay.settings import Settings
@@ -106,6 +108,63 @@ def test_a_role_that_may_too_little_is_told_what_it_lacks(
     assert "UPDATE on outbox_events" in details.lacking
     assert "SELECT on scheduler_lease" not in details.lacking
     assert details.hidden > 0
+
+
+#: What a role is given, and of that, what is more than a producer needs.
+GIVEN = {
+    "GRANT SELECT ON outbox_events, inbox_messages TO wide": [],
+    "GRANT INSERT (id, payload) ON outbox_events TO wide": [],
+    "GRANT INSERT ON outbox_events TO wide": ["INSERT on outbox_events"],
+    "GRANT INSERT (seq) ON outbox_events TO wide": ["INSERT on outbox_events (seq)"],
+    "GRANT UPDATE (published_at) ON outbox_events TO wide": ["UPDATE on outbox_events (published_at)"],
+    "GRANT DELETE, TRUNCATE ON task_outbox TO wide": ["DELETE on task_outbox", "TRUNCATE on task_outbox"],
+    "GRANT INSERT ON dead_letters TO wide": ["INSERT on dead_letters"],
+    "GRANT INSERT, SELECT ON processed_events TO wide": ["INSERT on processed_events"],
+    "GRANT TRIGGER ON outbox_events TO wide": ["TRIGGER on outbox_events"],
+    "GRANT UPDATE ON outbox_events TO PUBLIC": ["UPDATE on outbox_events"],
+}
+
+
+@pytest.fixture
+def wide(postgres: PostgresServer, database_url: str) -> Iterator[psycopg.Connection]:
+    """What the owner of the tables does with the role of a producer, which has the rights of one."""
+    with psycopg.connect(database_url, autocommit=True) as owner:
+        owner.execute("CREATE ROLE wide LOGIN")
+        owner.execute("CREATE ROLE fleet LOGIN")
+        grants.grant(database_url, ["fleet"], ["wide"])
+        yield owner
+        owner.execute("DROP OWNED BY wide, fleet")
+        owner.execute("DROP ROLE wide, fleet")
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_role_that_may_too_much_is_named_with_what_mends_it(
+    settings: Settings, wide: psycopg.Connection, database_url: str, given: str
+) -> None:
+    assert "RIGHTS_BEYOND" not in codes(settings)
+    wide.execute(given.encode())
+    details, role = asyncio.run(look_closely(database_url)), "PUBLIC" if "PUBLIC" in given else "wide"
+    assert details.beyond == ({role: GIVEN[given]} if GIVEN[given] else {})
+    for finding in databases.others_rights("doc", details):
+        command = finding.remedy.removeprefix("run as the owner: ")
+        if command.startswith("REVOKE"):
+            wide.execute(command.encode())
+        else:
+            assert command == "relay db grant --application wide"
+            grants.grant(database_url, [], ["wide"])
+    assert asyncio.run(look_closely(database_url)).beyond == {}
+
+
+@pytest.mark.parametrize("given", ["ALL ON ALL TABLES IN SCHEMA public TO wide", "pg_write_all_data TO wide"])
+def test_a_role_with_all_rights_is_no_role_of_the_fleet(
+    wide: psycopg.Connection, database_url: str, given: str
+) -> None:
+    wide.execute(f"GRANT {given}".encode())
+    wide.execute(b"GRANT ALL ON ALL FUNCTIONS IN SCHEMA public TO wide")
+    details = asyncio.run(look_closely(database_url))
+    [finding] = databases.others_rights("doc", details)
+    assert "the role wide may do more than a producer" in finding.text
+    assert finding.remedy.endswith(" wide")
 
 
 def _drop_role(postgres: PostgresServer, database_url: str) -> None:

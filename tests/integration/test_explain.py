@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -49,6 +50,25 @@ CHAIN = """
               now() - interval '100 days' + interval '5 seconds', %(id)s, %(chain)s,
               jsonb_build_object('traceparent', %(sent)s::text)))
     SELECT id FROM incident
+"""
+
+DEEP = """
+    INSERT INTO outbox_events (id, event_type, aggregate_type, aggregate_id, payload, causation_id, correlation_id)
+    VALUES (%s, 'made', 'case', 'v1', '{}', %s, %s)
+"""
+WIDE = """
+    INSERT INTO inbox_messages (message_id, subject, stream, stream_seq, subscription, correlation_id, last_error)
+    SELECT gen_random_uuid(), %(long)s, 'UP', i, 'from_up', %(id)s, %(long)s FROM generate_series(1, 600) AS i
+    UNION ALL SELECT %(id)s, %(long)s, 'UP', 0, 'from_up', %(id)s, %(long)s
+"""
+MANY_ACTIONS = """
+    WITH made AS (
+      INSERT INTO outbox_events (id, event_type, aggregate_type, aggregate_id, payload)
+      VALUES (%(id)s::uuid, 'made', 'case', 'v1', '{}'))
+    INSERT INTO audit_log (actor, action, note, ids)
+    SELECT 'ann', 'outbox.retry', repeat('n', 10000),
+           (SELECT array_agg(gen_random_uuid()::text) FROM generate_series(1, 100)) || %(id)s::text
+    FROM generate_series(1, 600)
 """
 
 
@@ -176,3 +196,45 @@ async def test_a_context_that_cannot_be_asked_is_named_and_the_status_is_1(
     assert result.exit_code == 1
     assert "could not read" in result.stderr
     assert "s3cret" not in result.output
+
+
+def deep(step: Step) -> int:
+    return 1 + max(map(deep, step.children), default=0)
+
+
+def all_of(life: Life) -> list[Step]:
+    def of(step: Step) -> list[Step]:
+        return [step, *(it for child in step.children for it in of(child))]
+
+    return [it for step in life.steps for it in of(step)]
+
+
+async def test_a_deep_chain_is_shown_in_pieces(archive: Archive) -> None:
+    """Each event caused the next. No step is lost, and no reader of the tree needs a deep stack."""
+    ids = [uuid4() for _ in range(450)]
+    with psycopg.connect(archive.url) as connection:
+        connection.cursor().executemany(
+            DEEP, [(id, above, ids[0]) for id, above in zip(ids, [None, *ids[:-1]], strict=True)]
+        )
+    life = await explain(archive, ids[200])
+    assert life is not None
+    assert sorted(it.id for it in all_of(life)) == sorted(map(str, ids))
+    assert max(map(deep, life.steps)) <= 60
+    assert life.steps[1].details["cause"] in {it.id for it in all_of(life)}
+    for how in ((), ("--json",)):
+        result = await asyncio.to_thread(run, archive, archive.root.parent, str(ids[7]), *how)
+        assert result.exit_code == 0, result.output[-300:]
+
+
+async def test_a_life_is_small_whatever_its_rows_hold(archive: Archive) -> None:
+    """Long names, chains of many rows, and actions on many ids: what is left out is said."""
+    id = uuid4()
+    with psycopg.connect(archive.url) as connection:
+        connection.execute(WIDE, {"id": id, "long": "x" * 100_000})
+        connection.execute(MANY_ACTIONS, {"id": str(id)})
+    life = await explain(archive, id)
+    assert life is not None
+    assert life.cut
+    found = json.dumps([asdict(it) for it in life.steps], default=str)
+    assert len(found) < 3_000_000
+    assert sum(it.kind == "action" for it in all_of(life)) == 500

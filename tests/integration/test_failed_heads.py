@@ -156,7 +156,7 @@ async def test_new_messages_join_their_parked_key(desk: Desk) -> None:
     await unacked(desk, 1)  # b's
     assert desk.sub.enqueued == before
     assert not await handle(desk, a4)
-    [parked] = await PostgresParkedKeys(desk.sub.pool.connection).list()
+    [parked] = await PostgresParkedKeys(desk.sub.pool.connection).list(10, 0)
     assert (parked["key"], parked["waiting"]) == ("a", 3)
 
 
@@ -192,7 +192,7 @@ async def test_a_head_that_fails_again_is_parked_again(desk: Desk) -> None:
     await release(desk)
     assert await handle(desk, a1, 422)
     assert not await handle(desk, a2)
-    [parked] = await PostgresParkedKeys(desk.sub.pool.connection).list()
+    [parked] = await PostgresParkedKeys(desk.sub.pool.connection).list(10, 0)
     assert (parked["key"], parked["head"], parked["waiting"]) == ("a", a1, 2)
     await desk.record().run()
     assert (await release(desk)).done == (f"{SUBSCRIPTION}/a",)
@@ -203,7 +203,7 @@ async def test_a_requeue_by_incident_releases_the_key_too(desk: Desk) -> None:
     a1, a2, _, b1 = await failed(desk, "park")
     await handle(desk, b1)
     await desk.incidents.requeue([1], ANN)
-    assert await PostgresParkedKeys(desk.sub.pool.connection).list() == []
+    assert await PostgresParkedKeys(desk.sub.pool.connection).list(10, 0) == []
     assert await sweep(desk) == {a1}
     assert await handle(desk, a1)
     assert desk.sub.enqueued[-1] == a2
@@ -218,7 +218,7 @@ async def test_what_cannot_be_released_yet_or_ever_says_why(desk: Desk) -> None:
     await handle(desk, desk.sub.enqueued[-1])
     codes = [error.code for _, error in (await release(desk)).refused]
     assert codes == ["NOT_REQUEUEABLE", "UNREADABLE_MESSAGE"]
-    assert len(await PostgresParkedKeys(desk.sub.pool.connection).list()) == 2
+    assert len(await PostgresParkedKeys(desk.sub.pool.connection).list(10, 0)) == 2
     assert await desk.audit() == []
 
 

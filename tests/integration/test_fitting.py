@@ -57,9 +57,9 @@ def url_of(server: PostgresServer, role: str) -> str:
 @pytest.mark.parametrize(
     ("role", "workers", "contexts", "setting", "most"),
     [
-        ("app", 1, 1, None, 9),  # (57 // 3 - 1) // 2
-        ("app", 2, 5, None, 4),
-        ("app", 0, 1, None, 9),  # before the first heartbeat
+        ("app", 1, 1, None, 8),  # (57 // 3 - 2) // 2
+        ("app", 2, 5, None, 3),
+        ("app", 0, 1, None, 8),  # before the first heartbeat
         ("app", 50, 5, None, 2),
         ("five", 2, 1, None, 2),
         ("app", 2, 5, 40, 40),
@@ -75,6 +75,39 @@ async def test_all_processes_together_take_a_third_unless_a_number_is_set(
         fitting.add(budget, pool)
     await fitting.look()
     assert budget.most == most
+    for pool in pools:
+        await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("role", "contexts", "pooled", "heard"),
+    [
+        ("app", 3, False, 3),
+        ("app", 4, False, 3),  # 57 // 3, without two for each context and four for each process
+        ("app", 30, False, 0),
+        ("five", 3, False, 0),
+        ("app", 30, True, 8),  # what the server allows is hidden
+    ],
+)
+async def test_workers_listen_to_as_many_contexts_as_the_share_of_the_fleet_has_room_for(
+    small: PostgresServer, role: str, contexts: int, pooled: bool, heard: int
+) -> None:
+    """The others are polled by the scheduler, which listens to all."""
+    budget, url = Budget(8), url_of(small, role)
+    fitting = FitConnections(None, Workers(1))
+    pools = [Pool(url, max_size=16, application_name=NAME, budget=budget) for _ in range(contexts)]
+    for pool in pools:
+        fitting.add(budget, pool, pooled=pooled)
+    assert [pool for pool in pools if fitting.may_listen(pool)] == (pools[:heard] if pooled else [])
+    await fitting.look()
+    assert [pool for pool in pools if fitting.may_listen(pool)] == pools[:heard]
+    with ExitStack() as service:
+        for _ in range(52 if role == "app" and not pooled else 0):
+            service.enter_context(psycopg.connect(url))
+        await fitting.look()
+        assert not any(map(fitting.may_listen, pools)) or pooled
+    await fitting.look()
+    assert [pool for pool in pools if fitting.may_listen(pool)] == pools[:heard]
     for pool in pools:
         await pool.close()
 
@@ -97,7 +130,7 @@ async def test_a_full_server_gets_unused_connections_back_and_they_return_later(
                 service.enter_context(psycopg.connect(url))
             await fitting.look()
             assert budget.most == 2
-        for most in (4, 8, 9):
+        for most in (4, 8, 8):
             await fitting.look()
             assert budget.most == most
 

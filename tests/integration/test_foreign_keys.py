@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -13,6 +13,7 @@ import pytest
 import redis
 from dramatiq.middleware import Retries
 
+from chaos.injections.broken_keys import TYPES
 from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.dramatiq.gates import Gates, QueueEntry, gate_key, routines_key, sent_key
 from relay.adapters.members import Members, this_process
@@ -24,15 +25,6 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.anyio
 
-#: How a value of each type is written.
-TYPES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "string": ("SET", "x"),
-    "list": ("RPUSH", "x"),
-    "set": ("SADD", "x"),
-    "zset": ("ZADD", 1, "x"),
-    "hash": ("HSET", "x", "x"),
-    "stream": ("XADD", "*", "x", "x"),
-}
 WHOLE: Final = {
     "queue_name": "q",
     "actor_name": "good",

@@ -156,7 +156,7 @@ async def test_one_that_was_given_up_while_the_database_was_away_is_handled(sub:
     sub.pull_times = PullTimes(insert_attempts=1, insert_pause=0.0, nak_delay=timedelta())
 
     class Away(PostgresInboxAdapter):
-        async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
             raise DatabaseUnreachable("away")
 
     there, sub.inbox = sub.inbox, Away(sub.pool)

@@ -323,8 +323,27 @@ async def test_a_claim_does_not_wait_for_the_disk_and_what_follows_does(
         assert connection.execute("SELECT setting FROM noted").fetchall() == [("off",), ("on",)]
 
 
+async def test_a_claim_that_did_not_begin_is_undone_by_its_owner_only(
+    inbox: PostgresInboxAdapter, database_url: str
+) -> None:
+    row = inbox_row()
+    await inbox.insert([row])
+    waiting = stored(database_url, row)
+    lost = await claimed(inbox, row)
+    await inbox.unclaim([lost])
+    assert stored(database_url, row) == waiting
+    ours = await claimed(inbox, row)
+    before = stored(database_url, row)
+    await inbox.unclaim([lost])
+    assert stored(database_url, row) == before
+    assert await inbox.mark_all_processed([ours])
+    after = stored(database_url, row)
+    await inbox.unclaim([ours])
+    assert stored(database_url, row) == after
+
+
 def test_the_table_of_writes_is_complete() -> None:
-    claims = {"claim", "claim_command"}
+    claims = {"claim", "claim_command", "claim_alone", "claim_many", "unclaim"}
     without = {"insert", "overdue", "waiting", "missing", "finished", "due", "unfinished", "ping", "let_go"}
     methods = {name for name in vars(PostgresInboxAdapter) if not name.startswith("_")}
     assert methods - claims - without == set(WRITES)

@@ -25,10 +25,9 @@ from relay.cron import Cron, CronRegistry
 from relay.cron.expression import Expression
 from relay.cron.run import CronRows
 from relay.devstack import NatsServer
-from relay.domain.errors import DatabaseUnreachable, LeaseOver
+from relay.domain.errors import LeaseOver
 from relay.domain.model import HandlerResult
 from relay.domain.schedule import Due, RunState, WaitingRun
-from relay.execution import lease as leases
 from relay.execution.chunk import ChunkRows, side_by_side
 from relay.execution.runners import RunOnLoop
 from relay.ports import HandlerRequest
@@ -202,42 +201,6 @@ async def test_a_call_does_not_begin_once_the_loop_has_stood_still_for_a_lease(s
     with pytest.raises(LeaseOver):
         await sub.process(handler).on_loop.handle(claim._replace(since=time.monotonic() - LEASE.total_seconds()))
     assert handler.requests == []
-
-
-async def test_a_renewal_counts_from_before_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes long may have been granted at once."""
-    asked: list[float] = []
-    counted: list[float] = []
-    left = leases.left
-
-    def noted(lease: timedelta, since: float) -> float:
-        counted.append(since)
-        return left(lease, since)
-
-    async def renew() -> bool:
-        asked.append(time.monotonic())
-        await asyncio.sleep(0.05)
-        return True
-
-    monkeypatch.setattr(leases, "left", noted)
-    since = time.monotonic()
-    async with leases.renewing(LEASE, since, renew):
-        await eventually("it counts from the renewal", lambda: counted[-1:] > [since])
-    assert since < counted[-1] <= asked[0]
-
-
-async def test_a_call_that_answers_though_it_was_cancelled_has_answered() -> None:
-    """What it says is recorded under the token, if that still holds."""
-
-    async def away() -> bool:
-        raise DatabaseUnreachable("away")
-
-    async with leases.renewing(timedelta(seconds=1), time.monotonic(), away):
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            answer = "done"
-    assert answer == "done"
 
 
 # --- cron jobs ---

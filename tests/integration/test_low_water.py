@@ -42,7 +42,7 @@ def pages(conn: Connection, marks: dict[int, int]) -> int:
     """How many pages a claim looks at."""
     terms = {"lanes": ALL.lanes, "limit": 300, "dead_head_blocks": False, "apart": []}
     held = [marks.get(lane, NONE) for lane in (*ALL.lanes, -1)]
-    plan = explain(conn, "outbox/claim", after="outbox/begin_claim", marks=held, **terms)
+    plan = explain(conn, "outbox/claim", after="outbox/claim_settings", marks=held, **terms)
     return int(plan.root["Shared Hit Blocks"] + plan.root["Shared Read Blocks"])
 
 

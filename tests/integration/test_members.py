@@ -194,6 +194,27 @@ async def test_the_workers_that_publish_are_counted_while_they_are_alive(found: 
     assert await found.members.publishing() == 1
 
 
+async def test_one_worker_listens_to_a_context_and_the_scheduler_knows_it(found: Found) -> None:
+    """Whoever publishes may be the one. What it says of itself decides what the scheduler leaves to it."""
+    workers = {id: replace(WORKER, id=id, publishes=True) for id in ("p0", "p1", "p2")}
+    seen = {id: found.another() for id in workers}
+    for _ in range(2):  # the first beat of the first one knows of no other
+        for id, worker in workers.items():
+            await seen[id].beat(worker)
+    assert not any(members.listens("p9", "sea") for members in seen.values())
+    [chosen] = [id for id, members in seen.items() if members.listens(id, "sea")]
+    assert not await found.another().listening("sea"), "an older release says nothing"
+    await seen[chosen].beat(replace(workers[chosen], listens=["sea"]))
+    assert await found.another().listening("sea")
+    assert not await found.another().listening("land")
+    await found.age(chosen, LOST_AFTER_S + 1)
+    assert not await found.another().listening("sea")
+    for id in workers.keys() - {chosen}:
+        await seen[id].beat(workers[id])
+    [follower] = [id for id in workers.keys() - {chosen} if seen[id].listens(id, "sea")]
+    assert follower != chosen
+
+
 async def test_a_count_holds_while_redis_is_away_and_is_never_none(own_valkey: ValkeyServer) -> None:
     found = Found(own_valkey.url)
     assert await found.members.publishing() == 1

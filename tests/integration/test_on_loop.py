@@ -149,6 +149,18 @@ def test_calls_make_a_worker_busy_and_what_mostly_waits_does_not(rig: Rig) -> No
     wait_for("one waits", lambda: rig.runtime.usage() == Usage(threads=2, busy=2, waiting=1, doing=doing))
 
 
+def test_what_waits_for_a_slot_is_known_by_its_share(rig: Rig) -> None:
+    rig.send(*"abcde", share="sea/one")
+    rig.send("f", "g", "h", share="sea/two")
+    wait_for("all others wait", lambda: (usage := rig.runtime.usage()) is not None and usage.waiting == 4)
+
+    def ahead(share: str, limit: int) -> list[str]:
+        return [it.args[0] for it in rig.runtime.ahead("q", share, lambda it: it.actor_name == "ask", limit)]
+
+    assert (sorted(ahead("sea/one", 9)), ahead("sea/two", 9), ahead("sea", 9)) == (["c", "d", "e"], ["h"], [])
+    assert ahead("sea/one", 1) == ["c"]
+
+
 def test_each_share_has_places_of_its_own(rig: Rig) -> None:
     rig.send(*(f"hangs {n}" for n in range(60)), share="hanging")
     wait_for("as many hang as there are threads", lambda: len(rig.service.calls) == 2)

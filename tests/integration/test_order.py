@@ -105,7 +105,7 @@ async def test_a_message_behind_one_that_ends_while_it_comes_in_is_enqueued(sub:
     [a2] = await send(sub, "a")
 
     class Late(OrderedInboxAdapter):
-        async def insert(self, rows: Any) -> Any:
+        async def insert(self, rows: Any, *, lasting: bool = True) -> Any:
             inserted = await super().insert(rows)
             await sub.query("UPDATE inbox_messages SET processed_at = now() WHERE message_id = %s", a1)
             return inserted

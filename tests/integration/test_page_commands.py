@@ -1,4 +1,7 @@
-"""The commands that pages print, and that no other test runs: each does what it says on rows of such a page."""
+"""The commands that pages print, and that no other test runs: each does what it says on rows of such a page.
+
+Their databases have odd settings, so the same table shows that no command depends on them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import pytest
 
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
-from tests.integration import page_rows
+from tests.integration import odd_databases, page_rows
 from tests.integration.test_cli_fleet import beat
 from tests.integration.test_cli_operating import Shell
 from tests.integration.test_cli_waiting import PUBLISH
@@ -54,7 +57,8 @@ class Desk(Shell):
         self.archive.mkdir(parents=True)
         (directory / "relay.toml").write_text(page_rows.CONFIG.format(archive=self.archive))
         databases = {f"RELAY_CONTEXTS__{name.upper()}__DATABASE_URL": url for name, url in urls.items()}
-        self._environment = {"PATH": os.environ["PATH"], **databases, **servers}
+        odd = {"PGOPTIONS": odd_databases.OPTIONS}
+        self._environment = {"PATH": os.environ["PATH"], **odd, **databases, **servers}
 
     def types(self, command: str) -> str:
         """Type a command as it is printed. Fails where its status is another one than it should be."""
@@ -109,7 +113,7 @@ def worker(url: str) -> Iterator[None]:
     """Publish the one event that is to be published once more."""
 
     def publish() -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(url, options="-c default_transaction_read_only=off", autocommit=True) as connection:
             asked = "SELECT 1 FROM outbox_events WHERE published_at IS NULL AND generation > 0"
             while not connection.execute(asked).fetchone():
                 assert not done, "nothing was asked for"
@@ -158,7 +162,10 @@ def desks(
         with postgres.connect() as server:  # a database that somebody is connected to cannot be copied
             wait_for("nobody is connected", lambda: server.execute(CONNECTED, [made]).fetchone() is None)
         while True:
-            yield desk(first.archive, **templates)
+            made_odd = desk(first.archive, **templates)
+            for url in made_odd.urls.values():
+                odd_databases.make_odd(url)
+            yield made_odd
 
     with ExitStack() as processes:
         yield desks()

@@ -83,14 +83,14 @@ GUARDS = {
         2 * 300,
         SHARD,
         sorted=2 * 300,
-        after="outbox/begin_claim",
+        after="outbox/claim_settings",
     ),
     "marks": Guard(
         "outbox/low_water_marks",
         {"idx_outbox_ready"},
         33,
         {"lanes": [*Shard(0, 2).lanes, -1], "marks": [0] * 33, "step": 10_000, "decided": BACKLOG},
-        after="outbox/begin_claim",
+        after="outbox/claim_settings",
     ),
     "due": Guard("outbox/due", {"idx_outbox_ready", "idx_outbox_due"}, 1_000, {"limit": 1_000}),
     # The limit, what is passed over on the way to it, and the thousand that wait longest.
@@ -378,7 +378,7 @@ def test_what_waits_behind_a_failed_head_is_not_read(
         events(conn, KEYS, "'key' || n")
         conn.execute("VACUUM ANALYZE outbox_events")
         claim = {**SHARD, "lanes": Shard(0, 1).lanes, "dead_head_blocks": blocks}
-        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/begin_claim", **claim)
+        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/claim_settings", **claim)
     held_to(plan, 2 * 300, 2 * 300)
 
 
@@ -389,7 +389,7 @@ def test_a_backlog_without_statistics_is_claimed_by_its_indexes_too(database_url
         repeatable(conn)
         conn.execute("VACUUM ANALYZE outbox_events")
         events(conn, BLOCKED, f"'key' || n % {KEYS}")
-        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/begin_claim", **SHARD)
+        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/claim_settings", **SHARD)
     assert "idx_outbox_unpublished" not in plan.indexes()
     held_to(plan, 2 * 300, 2 * 300)
 
@@ -414,7 +414,7 @@ def test_what_an_old_snapshot_keeps_is_read_by_lane_though_hardly_anything_waits
     """Statistics know nothing of what is published and cannot be removed: any index of what waits looks short."""
     with published_under_a_snapshot(database_url) as conn:
         events(conn, 1_000, f"'key' || n % {KEYS}")
-        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/begin_claim", **SHARD)
+        plan = explain(conn, "outbox/claim", generic=generic, after="outbox/claim_settings", **SHARD)
     assert "idx_outbox_unpublished" not in plan.indexes()
     held_to(plan, 2 * 300, 2 * 300)
     # Half of the lanes, and each event of them once: to find the first of a lane, not again from there on.
@@ -470,5 +470,5 @@ def test_the_backlog_of_other_lanes_is_not_read(database_url: str) -> None:
         found = conn.execute("SELECT hashtext('hot') & 63").fetchone()
         assert found is not None
         others = [lane for lane in range(LANES) if lane != found[0]]
-        plan = explain(conn, "outbox/claim", after="outbox/begin_claim", **{**SHARD, "lanes": others})
+        plan = explain(conn, "outbox/claim", after="outbox/claim_settings", **{**SHARD, "lanes": others})
     held_to(plan, LANES, LANES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from relay.adapters.postgres.function_connections import FunctionConnection
 from relay.adapters.postgres.inspection import place
 from relay.adapters.postgres.pipeline import fetch
 from relay.adapters.postgres.pool import Pool
-from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.ops.doctor.databases import same_place
 from relay.settings.urls import with_search_path
 from tests.pooler import MISSING, PROGRAM, Pooler, pooled
@@ -58,7 +59,7 @@ async def test_limits_of_a_function_are_those_of_its_transaction_only(
 ) -> None:
     with transactions._connections.lending() as borrowed:
         begin(borrowed, LIMIT)  # type: ignore[operator]
-        assert borrowed.driver.execute(SHOW).fetchone() == ("7s", "7s")
+        assert borrowed.driver.execute(SHOW).fetchone() == ("6s", "7s")
     await _nothing_is_left(pooler.url(database_url))
 
 
@@ -66,7 +67,7 @@ async def test_limits_of_a_coroutine_are_those_of_its_transaction_only(
     transactions: HandlerTransactions, pooler: Pooler, database_url: str
 ) -> None:
     async with transactions.share_async() as shared, shared.step() as step:
-        assert (await step.session.execute(text(SHOW))).one() == ("7s", "7s")
+        assert (await step.session.execute(text(SHOW))).one() == ("6s", "7s")
     await _nothing_is_left(pooler.url(database_url))
 
 
@@ -106,3 +107,43 @@ async def test_a_pooler_that_leads_elsewhere_is_found(pooler: Pooler, database_u
     assert finding.code == "POOLER_DIFFERS"
     with pooled(tmp_path / "knows", database_url, size=1, query="SET search_path = sea") as other:
         assert await place(other.url(database_url)) == direct
+
+
+#: What a session remembers and others would meet, with what looks for it.
+LEFT = [
+    ("SELECT pg_advisory_lock(7)", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"),
+    ("LISTEN mine", "SELECT count(*) FROM pg_listening_channels()"),
+    ("CREATE TEMP TABLE mine (n INT)", "SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()"),
+    ("DECLARE mine CURSOR WITH HOLD FOR SELECT 1", "SELECT count(*) FROM pg_cursors WHERE is_holdable"),
+]
+ENDED = Settlement("session/process", {})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_of_a_function_is_left_in_a_session_of_the_pooler(
+    tmp_path: Path, database_url: str, fails: bool
+) -> None:
+    with pooled(tmp_path, database_url, size=1) as pooler:
+        url = pooler.url(database_url)
+        transactions = HandlerTransactions(url, limit=LIMIT, application_name="test", pooler=True)
+
+        def nothing_is_left(found: str) -> None:
+            with psycopg.connect(url, prepare_threshold=None) as other:
+                assert other.execute(found).fetchone() == (0,)
+
+        for command, found in LEFT:
+            with suppress(ZeroDivisionError), transactions.for_row().settle(ENDED) as transaction:
+                transaction.connection.execute(command)
+                assert not fails or 1 / 0
+            nothing_is_left(found)
+            with suppress(ZeroDivisionError), transactions.share() as shared, shared.step() as transaction:
+                transaction.connection.execute(command)
+                assert not fails or 1 / 0
+            nothing_is_left(found)
+            with suppress(ZeroDivisionError):
+                async with transactions.settle_async(ENDED) as coroutine:
+                    await coroutine.connection.execute(command)
+                    assert not fails or 1 / 0
+            nothing_is_left(found)
+        assert transactions.idle == 2
+        await transactions.close()

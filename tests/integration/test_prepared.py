@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
@@ -12,7 +13,7 @@ import pytest
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
-from relay.adapters.postgres.pipeline import fetch
+from relay.adapters.postgres.pipeline import BEGIN, COMMIT, as_sent, fetch, run_all
 from relay.adapters.postgres.pool import Pool
 from relay.domain.errors import DatabaseUnreachable
 from relay.ports import ClaimedMessage
@@ -90,6 +91,22 @@ async def test_what_was_never_prepared_keeps_no_other_statement_from_being_run(i
         await conn.execute(f"DEALLOCATE {claim}".encode())
     assert await inbox.claim(inbox.ids[2])
     assert await inbox.adapter.mark_all_processed([two]) == [two]
+
+
+async def test_one_statement_that_is_gone_keeps_no_other_of_its_round_trip_from_being_run(inbox: Inbox) -> None:
+    """The driver deallocates all. Some are prepared again before the one that is missed."""
+    sent = [as_sent(BEGIN), as_sent(COMMIT)]
+    async with inbox.pool.connection() as conn:
+        await run_all(conn, sent)
+        await conn.execute("DEALLOCATE ALL")
+        with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+            await run_all(conn, sent[:1])
+        await run_all(conn, sent[:1])
+        # Whether the second one is missed now, or was forgotten with the first, is not said.
+        with suppress(psycopg.errors.InvalidSqlStatementName):
+            await run_all(conn, sent)
+        await conn.rollback()
+        await run_all(conn, sent)
 
 
 async def test_who_is_cancelled_leaves_a_connection_to_the_others(inbox: Inbox) -> None:

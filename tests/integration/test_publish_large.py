@@ -17,7 +17,6 @@ import pytest
 
 from chaos.proxy import at_port
 from relay.adapters.postgres import outbox
-from relay.adapters.postgres.sql import statement
 from relay.domain.errors import BrokerUnreachable, DatabaseUnreachable
 from relay.domain.facts import EventDied, OutboxEventsPublished
 from relay.domain.ordering import Shard
@@ -87,60 +86,53 @@ async def test_a_claim_is_bounded_in_bytes_whatever_the_events_look_like_when_st
     await stored_once_in_order(relay, 40)
 
 
-async def test_a_claim_asks_for_about_as_many_large_events_as_it_may_take(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_asks_for_about_as_many_large_events_as_it_may_take(relay: Relay) -> None:
     """What it locks beyond that, it locks in vain, again and again."""
     await relay.create_stream()
-    insert(relay, 120, 50 * KB)
-    asked, locked, canceled = claims_of(monkeypatch)
-    command = relay.command(batch_bytes=100 * KB)
-    assert await command.drain(ALL) == 120
-    assert (asked[0], locked[0]) == (300, 120)
-    # Two of four each time; more now and then, after one that found less than it asked for. All that wait: 1,900.
-    assert sum(locked) < 900
-    canceled.append(True)
-    with pytest.raises(DatabaseUnreachable):
-        await command.drain(ALL)
-    assert await command.drain(ALL) == 0
-    # Fewer after one that did not end in its time, and more again after one that did.
-    assert asked[-1] == max(asked[-2] // 8, 1)
-    insert(relay, 300, 10)
-    await command.drain(ALL)
-    assert max(asked[-5:]) == 300
-
-
-def claims_of(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int], list[bool]]:
-    """What claims ask for, how many rows they lock, and a list of those to come that the server is to cancel."""
-    asked: list[int] = []
+    insert(relay, 120, 50 * KB, keys=1)
     locked: list[int] = []
-    canceled: list[bool] = []
-    claim = outbox._OutboxClaim
 
-    class Noting(psycopg.AsyncCursor[Any]):
-        claims = False
+    async def note(_: Any) -> None:
+        locked.append(await asyncio.to_thread(locked_in, relay.url))
 
-        async def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-            self.claims = query == statement("outbox/claim")
-            if self.claims:
-                asked.append(params["limit"])
-                if canceled:
-                    canceled.clear()
-                    query, params = "DO $$ BEGIN RAISE 'late' USING ERRCODE = '57014'; END $$", None
-            return await super().execute(query, params, **options)
+    assert await relay.command(batch_bytes=100 * KB, claimed=note).drain(ALL) == 120
+    assert locked[0] == 120
+    # Two of four each time; more now and then, after one that found less than it asked for. All that wait: 3,600.
+    assert sum(locked) < 900
 
-        async def fetchall(self) -> list[Any]:
-            rows = await super().fetchall()
-            if self.claims:
-                locked.append(len(rows))
-            return rows
 
-    def noting(conn: Any, unsettled: Any) -> Any:
-        conn.cursor_factory = Noting
-        return claim(conn, unsettled)
+def locked_in(url: str) -> int:
+    """How many events that wait are locked by others."""
+    waiting = "SELECT id FROM outbox_events WHERE published_at IS NULL"
+    return len(query(url, waiting)) - len(query(url, f"{waiting} FOR UPDATE SKIP LOCKED"))
 
-    monkeypatch.setattr(outbox, "_OutboxClaim", noting)
-    return asked, locked, canceled
+
+async def test_a_claim_asks_for_fewer_after_one_that_did_not_end_in_its_time(relay: Relay) -> None:
+    await relay.create_stream()
+    claims: list[int] = []
+
+    async def note(claim: Any) -> None:
+        claims.append(len(claim.rows))
+
+    command = relay.command(claimed=note)
+    # It has found out how the database tells how much is done.
+    assert await command.drain(ALL) == 0
+    with psycopg.connect(relay.url) as connection:
+        connection.execute("LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE")
+        drained = asyncio.create_task(command.drain(ALL))
+        await eventually("it waits, and is told to stop", lambda: query(relay.url, CANCEL))
+        with pytest.raises(DatabaseUnreachable):
+            await drained
+    insert(relay, 600, 10, keys=1)
+    assert await command.drain(ALL) == 600
+    # An eighth, and more again after one that did.
+    assert claims[:3] == [0, 300 // 8, 4 * (300 // 8)]
+    assert max(claims) == 300
+
+
+CANCEL = """
+    SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name = 'publisher' AND wait_event_type = 'Lock'"""
 
 
 async def test_many_large_events_of_one_key_drain_in_order(relay: Relay) -> None:
@@ -179,15 +171,14 @@ async def test_no_more_is_unpacked_than_is_claimed(relay: Relay) -> None:
         plan = explain(
             connection,
             "outbox/large",
-            after="outbox/begin_claim",
+            after="outbox/claim_settings",
             ids=ids,
             bytes=100 * KB,
             readable=True,
             wary=False,
             largest=2**26,
         )
-    # One more for the step that begins.
-    assert plan.touched <= 5
+    assert plan.fetched <= 4
     assert plan.indexes() == {"outbox_events_pkey"}
     assert not plan.read_whole()
 

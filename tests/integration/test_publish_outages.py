@@ -329,9 +329,11 @@ async def test_a_database_that_may_only_be_read_is_an_outage_and_a_mistake_is_no
 
 
 async def test_the_server_ends_a_claim_that_idles_and_its_lanes_are_free(relay: Relay) -> None:
-    """As it does for a worker that is paused: by the limit that the claim itself has set."""
+    """As it does for a worker that is paused: by the limit that its claim has set in one round trip."""
+    outbox = PostgresOutboxAdapter(relay.pool.connection)
+    async with outbox.find_unpublished(ALL.lanes, 300, 1_000_000):
+        """The first claim takes more than one."""
     relay.add(event("v1"))
-    outbox = PostgresOutboxAdapter(relay.pool)
     held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1785882987 AND granted"
 
     async def freed() -> bool:

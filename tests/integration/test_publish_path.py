@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from relay import Event
+from relay.adapters.postgres.sql import statement
 from relay.commands.publish import PublishOutboxEvents
 from relay.domain.errors import DatabaseUnreachable, NotPublishable
 from relay.domain.facts import OutboxEventsPublished
@@ -166,6 +167,33 @@ async def test_while_a_drain_holds_its_lanes_another_takes_none_of_their_events(
     not_twice(relay)
 
 
+@pytest.mark.parametrize("claims", [0, 1], ids=["first claim", "later claim"])
+async def test_of_lanes_that_others_hold_nothing_is_claimed_whatever_is_foreseen(
+    relay: Relay, claims: int
+) -> None:
+    """From the second claim on, lanes are locked and events are claimed in one round trip."""
+    await relay.create_stream()
+    command = relay.command()
+    for _ in range(claims):
+        await command.drain(ALL)
+    with psycopg.connect(relay.url) as other:
+        held = Shard(0, 2).lanes
+        other.execute(statement("outbox/lock_lanes"), {"lanes": held})
+        relay.add(*[event(f"v{number}") for number in range(40)])
+        published = await command.drain(ALL)
+        left = {lane_of(relay.url, row["partition_key"]) for row in relay.unpublished()}
+        assert 0 < published < 40
+        assert left <= set(held)
+    await relay.drained(command)
+    check_ledger(relay, await relay.ids())
+    not_twice(relay)
+
+
+def lane_of(url: str, key: str) -> int:
+    [row] = query(url, "SELECT relay_lane(%s) AS lane", key)
+    return int(row["lane"])
+
+
 async def test_drains_at_once_publish_everything_once_and_in_order(relay: Relay) -> None:
     await relay.create_stream()
     async with Relay(relay.url, relay.nats_url, relay.context) as other:
@@ -214,6 +242,23 @@ async def crash(_: Any) -> None:
 
 async def terminate(claim: Any) -> None:
     query(claim.conn.info.dsn, "SELECT pg_terminate_backend(%s)", claim.conn.info.backend_pid)
+
+
+async def test_a_batch_is_marked_although_its_connection_has_lost_what_was_prepared(relay: Relay) -> None:
+    """The driver deallocates every statement after some rollbacks."""
+    await relay.create_stream()
+    lose = ["SELECT 1", "DEALLOCATE ALL"]
+
+    async def lost(claim: Any) -> None:
+        await claim.conn.execute(lose.pop(0))
+
+    command = relay.command(claimed=lost)
+    for _ in range(2):
+        relay.add(event())
+        assert await command.drain(ALL) == 1
+    assert lose == []
+    assert relay.unpublished() == []
+    assert len(await relay.messages()) == 2
 
 
 @pytest.mark.parametrize(("fault", "error"), [(crash, Crash), (terminate, DatabaseUnreachable)])

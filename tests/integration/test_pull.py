@@ -37,9 +37,9 @@ class Watched(PostgresInboxAdapter):
         super().__init__(sub.pool)
         self.inserted: list[list[UUID]] = []
 
-    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+    async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
         self.inserted.append([row.message_id for row in rows])
-        return await super().insert(rows)
+        return await super().insert(rows, lasting=lasting)
 
 
 async def test_rows_are_committed_before_anything_is_enqueued(sub: Subscription) -> None:
@@ -235,7 +235,7 @@ async def test_a_batch_that_cannot_be_kept_goes_back_to_the_stream(sub: Subscrip
     sub.pull_times = PullTimes(fetch=timedelta(milliseconds=300), insert_pause=0.0, nak_delay=timedelta())
 
     class Away(PostgresInboxAdapter):
-        async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
             raise DatabaseUnreachable("away")
 
     message_id = await sub.send()

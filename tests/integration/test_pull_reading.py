@@ -36,7 +36,7 @@ async def sub(database_url: str, nats_server: NatsServer) -> AsyncIterator[Subsc
 
 async def from_outbox_to_handler(sub: Subscription, envelope: str, event: Event) -> tuple[UUID, HandlerRequest]:
     """Commit an event, publish it, pull it, and process it with a handler that says 200."""
-    outbox = PostgresOutboxAdapter(sub.pool)
+    outbox = PostgresOutboxAdapter(sub.pool.connection)
     config = PublishConfig(routing=Routing(context=sub.name), envelope=envelope)
     async with sub.pool.connection() as connection, connection.transaction():
         event_id = await Outbox(sub.name).add(connection, event)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
-from relay.devstack import NatsServer
+from relay.devstack import NatsServer, PostgresServer
+from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import DeliveriesRecovered
 from relay.ports import ConsumerState
 from tests.integration.consuming import Handler, Subscription, subscribed
+from tests.servers import initialised, migrated
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +51,39 @@ async def test_messages_swallowed_by_a_dead_worker_are_recovered_and_acknowledge
     await sub.acked()
     info = await sub.js.consumer_info(sub.stream, "down")
     assert (info.ack_floor.stream_seq, info.delivered.consumer_seq, info.num_redelivered) == (3, 3, 0)
+
+
+@pytest.mark.parametrize("settle", ["handler", "inbox"])
+async def test_what_a_crash_of_the_server_takes_back_is_recovered_and_nothing_is_acknowledged_before(
+    server_directory: Path, nats_server: NatsServer, settle: str
+) -> None:
+    """What is acknowledged after its handler does not wait for the disk. Here no later commit takes it along."""
+    settings = {"wal_writer_delay": "10s", "autovacuum": "off"}
+    with initialised(PostgresServer(server_directory / "postgres", settings=settings)) as server:
+        async with subscribed(migrated(server, "crashing"), nats_server.url) as sub:
+            sub.settle = settle
+            sent = [await sub.send() for _ in range(3)]
+            enough = iter([True, False])
+            await sub.pull().run(lambda: next(enough))
+            assert sub.enqueued == sent
+            await asyncio.to_thread(server.stop, "immediate")
+            await asyncio.to_thread(server.start)
+            left = await eventually("the server answers", lambda: count(sub))
+            assert left == [0 if settle == "handler" else 3]
+            assert await sub.unacked() == (3 if settle == "handler" else 0)
+            assert await sub.recovery().recover() == 3 - left[0]
+            handler = Handler()
+            for message_id in sent:
+                await sub.process(handler).process(message_id)
+            assert len(await sub.rows()) == 3
+            await sub.acked()
+
+
+async def count(sub: Subscription) -> list[int]:
+    """How many messages the inbox has, once the server answers again."""
+    with suppress(DatabaseUnreachable):
+        return [len(await sub.rows())]
+    return []
 
 
 async def test_recovering_is_repeatable(sub: Subscription) -> None:

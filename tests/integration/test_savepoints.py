@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from consumer.handlers import MessageContext
@@ -22,6 +23,8 @@ from tests.integration.python_handling import WRITE, Handling, Vibe, handling
 from tests.integration.wire import Wire, wire
 
 pytestmark = pytest.mark.anyio
+
+WITH_VALUE = text("INSERT INTO effects (message_id, xid) VALUES (:id, pg_current_xact_id()::text)")
 
 
 @pytest.fixture(params=["claimed alone", "claimed ahead"])
@@ -111,6 +114,52 @@ async def test_the_drivers_own_statements_come_after_what_waits(calls: Handling)
     assert await written(calls, some) == 1
 
 
+async def test_a_session_that_rolls_back_all_begins_again_with_what_it_writes_next(calls: Handling) -> None:
+    def some(session: Session, context: MessageContext) -> None:
+        driver: Any = session.connection().connection.driver_connection
+        for _ in range(2):
+            session.execute(WITH_VALUE, {"id": context.message_id})
+            driver.execute("SET LOCAL application_name = 'undone'")
+            with pytest.raises(ProgrammingError):
+                session.execute(text("SELECT :n FROM no_such_table"), {"n": 1})
+            session.rollback()
+        assert session.scalar(text("SHOW application_name")) != "undone"
+        session.execute(WITH_VALUE, {"id": context.message_id})
+        session.commit()
+        session.execute(WITH_VALUE, {"id": context.message_id})
+        session.rollback()
+
+    assert await written(calls, some) == 1
+
+
+async def test_a_session_that_rolls_back_all_it_did_has_its_message_processed(calls: Handling) -> None:
+    def some(session: Session, context: MessageContext) -> None:
+        session.execute(WITH_VALUE, {"id": context.message_id})
+        session.rollback()
+
+    assert await written(calls, some) == 0
+
+
+async def test_several_statements_in_one_text_are_run(calls: Handling) -> None:
+    def some(session: Session, context: MessageContext) -> None:
+        statement = WRITE.format(context.message_id)
+        session.connection().exec_driver_sql(f"{statement}; {statement}")
+
+    assert await written(calls, some) == 2
+
+
+@pytest.mark.parametrize("value", [1, "no number"])
+async def test_the_first_statement_may_fail_or_be_prepared(calls: Handling, value: object) -> None:
+    def some(session: Session, context: MessageContext) -> None:
+        for _ in range(8):  # from the sixth time on the driver prepares it
+            with suppress(DBAPIError):
+                session.execute(text("SELECT CAST(CAST(:value AS text) AS int)"), {"value": str(value)})
+            session.rollback()
+        session.execute(WITH_VALUE, {"id": context.message_id})
+
+    assert await written(calls, some) == 1
+
+
 # --- how little is sent ---
 
 
@@ -120,10 +169,10 @@ def way(database_url: str) -> Iterator[Wire]:
         yield way
 
 
-async def test_a_function_that_writes_once_takes_three_round_trips_and_one_that_does_not_none(
+async def test_a_function_that_writes_once_takes_two_round_trips_and_one_that_does_not_none(
     database_url: str, nats_server: NatsServer, way: Wire
 ) -> None:
-    """Begin and savepoint, the statement, the end of the row and of the transaction."""
+    """Begin and the statement; the end of the row and of the transaction, and the cleaning of the session."""
     async with subscribed(database_url, nats_server.url) as sub, handling(sub) as calls:
         calls.ahead = True
         direct, sub.url = sub.url, way.through(sub.url)
@@ -131,17 +180,19 @@ async def test_a_function_that_writes_once_takes_three_round_trips_and_one_that_
         def handle(vibe: Vibe, session: Session, context: MessageContext) -> None:
             way.round_trips = 0
             if vibe.title == "writes":
+                session.execute(WITH_VALUE, {"id": context.message_id})
+            elif vibe.title == "writes text":
                 write(session, context)
 
         handler = calls.handler(handle)
         trips = []
         # What is asked for the first time is prepared, and the connection is made.
-        for title in ("writes", "writes", "writes", "is silent"):
+        for title in ("writes", "writes", "writes", "writes text", "is silent"):
             await calls.process(handler).process(await calls.received({"title": title}))
             trips.append(way.round_trips)
         sub.url = direct
-        assert trips[2:] == [3, 0]
-        assert len(await calls.effects()) == 3
+        assert trips[2:] == [2, 2, 0]
+        assert len(await calls.effects()) == 4
 
 
 async def test_the_server_has_nothing_to_warn_of(database_url: str) -> None:

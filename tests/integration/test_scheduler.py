@@ -20,6 +20,7 @@ from relay.adapters.members import this_process
 from relay.devstack import PostgresServer, ValkeyServer
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.facts import OutageSeen
+from relay.domain.members import State
 from scheduler.polls import PollLimits
 from tests.integration.publishing import query
 from tests.integration.scheduling import Scheduler, scheduling
@@ -129,6 +130,34 @@ async def test_a_hint_runs_the_tick_at_once(scheduler: Scheduler) -> None:
     await scheduler.tick()
     await eventually("it listens and has looked", lambda: scheduler.polls >= 2)
     assert scheduler.sent() == []
+    scheduler.produce()
+    await eventually("the jobs are sent", lambda: len(scheduler.sent()) == 2)
+
+
+async def somebody_listens(scheduler: Scheduler) -> None:
+    """A worker says so, and does nothing: it hangs."""
+    worker = replace(this_process("worker", "one"), state=State.WORKING, publishes=True, listens=["sea"])
+    await scheduler.application.members.beat(worker)
+    await scheduler.tick()
+    await eventually("hints are welcome", scheduler.sleeping)
+
+
+@given(limits=PollLimits(left_to_workers=3600.0))
+async def test_a_hint_is_left_to_the_worker_that_hears_it_and_a_tick_is_not(scheduler: Scheduler) -> None:
+    await somebody_listens(scheduler)
+    await scheduler.tick("deliver_tasks:sea")
+    scheduler.produce()
+    scheduler.schedule()
+    await eventually("a later hint has come", lambda: scheduler.sent("relay-upkeep") == [("sea",)])
+    assert scheduler.sent() == []
+    await scheduler.tick()
+    assert len(scheduler.sent()) == 2
+
+
+@given(limits=PollLimits(left_to_workers=0.05))
+async def test_what_that_worker_does_not_do_in_a_moment_jobs_do(scheduler: Scheduler) -> None:
+    """The next tick would come in an hour."""
+    await somebody_listens(scheduler)
     scheduler.produce()
     await eventually("the jobs are sent", lambda: len(scheduler.sent()) == 2)
 

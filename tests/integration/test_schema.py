@@ -124,7 +124,7 @@ def test_the_task_outbox_is_as_designed(conn: Connection) -> None:
 
 def test_busy_tables_are_vacuumed_early_and_keep_room_for_updates(conn: Connection) -> None:
     assert catalogue.storage(conn, "outbox_events") == catalogue.STORAGE
-    assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE | {"fillfactor": "50"}
+    assert catalogue.storage(conn, "inbox_messages") == catalogue.STORAGE | {"fillfactor": "70"}
 
 
 def test_triggers_serve_rows_without_a_key_and_wake_once_a_statement(conn: Connection) -> None:

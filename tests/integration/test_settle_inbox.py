@@ -49,7 +49,7 @@ async def test_a_batch_that_could_not_be_committed_is_not_acknowledged(sub: Subs
     sub.pull_times = PullTimes(insert_attempts=1, insert_pause=0.0)
 
     class Away(PostgresInboxAdapter):
-        async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+        async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
             raise DatabaseUnreachable("away")
 
     await sub.send()

@@ -111,7 +111,7 @@ async def test_a_schema_that_is_older_than_the_process_is_told(postgres: Postgre
         upgrade(url)
         with psycopg.connect(url) as conn:
             conn.execute("DROP FUNCTION relay_lane, relay_holds_back CASCADE")
-        waker, outbox = Wakeup(pool, url, NO_REST), PostgresOutboxAdapter(pool)
+        waker, outbox = Wakeup(pool, url, NO_REST), PostgresOutboxAdapter(pool.connection)
         with pytest.raises(SchemaMissing):
             await waker.due(1)
         await waker.close()

@@ -34,5 +34,5 @@ def test_the_way_of_an_event_has_as_many_files_as_it_says() -> None:
         shared + len(steps["by a service"]),
         shared + len(steps["by a Python function"]),
     ]
-    assert int(told[1]) <= 41
-    assert int(told[2]) <= 47
+    assert int(told[1]) <= 39
+    assert int(told[2]) <= 44

@@ -59,6 +59,22 @@ def sql_strings(tree: ast.Module) -> Iterator[str]:
                 yield f"line {node.lineno}: {text.split()[:3]}"
 
 
+def plain_connections(tree: ast.Module) -> Iterator[str]:
+    """A session of ours says what it needs. One that is opened here and there would depend on what others set."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="psycopg" | "asyncpg") as opened, attr="connect")):
+                yield f"line {node.lineno}: {opened.id}.connect"
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="psycopg")), attr="connect")):
+                yield f"line {node.lineno}: connect of a class of psycopg"
+            case ast.Call(
+                func=ast.Name(id="create_engine" | "create_async_engine" as made)
+                | ast.Attribute(attr="create_engine" | "create_async_engine" as made),
+                keywords=options,
+            ) if not {"creator", "async_creator"} & {it.arg for it in options}:
+                yield f"line {node.lineno}: {made}"
+
+
 def facts(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
@@ -181,6 +197,11 @@ def test_sql_statements_stay_in_the_postgres_adapter() -> None:
     assert complaints(sql_strings, "relay/adapters/postgres/", *elsewhere) == []
 
 
+def test_sessions_of_ours_are_opened_in_one_place() -> None:
+    beside = ("chaos/", "relay/devstack/", "relay/cli/demo/")
+    assert complaints(plain_connections, "relay/adapters/postgres/pool.py", *beside) == []
+
+
 def test_statements_call_the_rules_that_they_share() -> None:
     files = [path for path in product_files(".sql") if path.parent.name != "schema"]
     statements = [path for path in files if WRITTEN_OUT.search(path.read_text())]
@@ -250,6 +271,11 @@ def test_words_that_people_read_are_asserted_in_one_place() -> None:
         (environment_reads, "from os import environ"),
         (telemetry_imports, "import structlog"),
         (telemetry_imports, "def late():\n    from opentelemetry.trace import Span"),
+        (plain_connections, "with psycopg.connect(url) as conn: ..."),
+        (plain_connections, "conn = await psycopg.AsyncConnection.connect(url)"),
+        (plain_connections, "conn = await asyncpg.connect(url)"),
+        (plain_connections, "engine = create_engine(url)"),
+        (plain_connections, "engine = sqlalchemy.create_engine(url, poolclass=NullPool)"),
         (facts, "class RowsArchived(Fact):\n    kind: str"),
         (facts, "class TaskFailed(TaskFact):\n    error: str"),
         (own_waits, "while not done():\n    assert time.monotonic() < end"),

@@ -79,7 +79,7 @@ def test_each_command_has_a_route_or_a_reason() -> None:
 
 def test_each_answer_that_a_route_declares_has_a_body() -> None:
     """All are JSON, those of errors too, but downloads: who reads the document must know its form."""
-    declared = app_of(guarded=True)._app._app.openapi()["paths"]
+    declared = app_of(guarded=True)._app._app._app.openapi()["paths"]
     answers = {
         (method, path, status): answer
         for path, methods in declared.items()
@@ -146,13 +146,13 @@ def seen(value: Any, html: str) -> bool:
 
 
 def operation(method: str, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = app_of(guarded=True)._app._app.openapi()["paths"][path][method]
+    found: dict[str, Any] = app_of(guarded=True)._app._app._app.openapi()["paths"][path][method]
     return found
 
 
 def body_of(action: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of the body of an action, and those of its filter."""
-    schemas = app_of(guarded=True)._app._app.openapi()["components"]["schemas"]
+    schemas = app_of(guarded=True)._app._app._app.openapi()["components"]["schemas"]
     [content] = action["requestBody"]["content"].values()
     fields = schemas[content["schema"]["$ref"].rpartition("/")[2]]["properties"]
     narrowed = fields["filter"]["anyOf"][0]["$ref"].rpartition("/")[2]

@@ -25,6 +25,7 @@ import psycopg.transaction
 import pytest
 import redis
 import redis.asyncio
+import sqlalchemy
 from asyncpg.pool import PoolConnectionProxy, PoolConnectionProxyMeta
 from asyncpg.transaction import Transaction
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
@@ -40,7 +41,7 @@ from relay.adapters.dramatiq.broker import RelayBroker, _BlockingConsumer
 from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.dramatiq.work_queue import OnLoop
 from relay.adapters.jetstream.client import RelayClient, _Parser
-from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection, LazyConnection
+from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection, LazyConnection, LazyCursor
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +59,7 @@ class Hook(NamedTuple):
     """A method that we replace. ``caller`` is where the library calls it, in the words ``call``."""
 
     library: str
-    caller: ModuleType | type
+    caller: ModuleType | type | Callable[..., Any]
     call: str
     use: str
 
@@ -127,7 +128,20 @@ MEMBERS = [
     Member("dramatiq", worker_thread, "paused_event", "tells that the loop is paused"),
     Member("redis", redis.asyncio.Connection, "_parser", "its handler hears which keys have changed"),
     Member("psycopg", unconnected, "_num_transactions", "tells that BEGIN is on its way"),
+    Member("psycopg", unconnected, "_tpc", "tells that a transaction is prepared"),
+    Member("psycopg", unconnected, "_prepared", "a statement that takes BEGIN along is prepared as others are"),
+    Member("psycopg", lambda: psycopg.Cursor(unconnected()), "_conn", "a cursor's connection has the BEGIN"),
+    *(
+        Member("psycopg", lambda: psycopg.Cursor(unconnected()), name, "runs a statement that takes BEGIN along")
+        for name in ("_get_prepared", "_execute_send", "_send_query_prepared", "_check_results", "_set_results")
+    ),
     Member("psycopg", unconnected, "lock", "whoever takes it writes first what was not awaited"),
+    Member(
+        "sqlalchemy",
+        lambda: sqlalchemy.create_engine("sqlite://").connect(),
+        "_execution_options",
+        "those of a session end with it",
+    ),
     Member("asyncpg", lambda: PoolConnectionProxy, "_con", "the connection behind a pool's stand-in"),
     Member("prometheus-client", lambda: prometheus_client.values, "ValueClass", "counts are kept in shared files"),
     Member("prometheus-client", lambda: prometheus_client.values, "get_value_class", "makes that class"),
@@ -148,7 +162,15 @@ HOOKS = [
     ),
     Hook("dramatiq", RedisBroker, "self._dispatch(command)", "a key of another type is replaced"),
     Hook("psycopg", psycopg._cursor_base, "self._conn._start_query()", "one BEGIN, not two, in a pipeline"),
+    Hook("psycopg", psycopg._cursor_base, "self._maybe_prepare_gen(pgq, prepare=", "takes BEGIN along"),
+    Hook("sqlalchemy", sqlalchemy.Connection.close, "._close_special(", "lets go of a lent driver"),
     Hook("psycopg", psycopg._connection_base, "self._adapters", "a lent connection has its adapters again"),
+    Hook(
+        "psycopg",
+        psycopg.transaction,
+        "self._conn._exec_command(command)",
+        "behind a pooler a session is cleaned in the round trip of its commit",
+    ),
     Hook("psycopg", psycopg._preparing, "conn._deallocate(name)", "tells that prepared statements are gone"),
     *(
         Hook("psycopg", caller, f"async with {call}", "what was not awaited is written before a command")
@@ -165,7 +187,7 @@ HOOKS = [
 ]
 
 OURS = [_Parser, RelayClient, RelayBroker, _BlockingConsumer, OnLoop, WorkerRuntime]
-OURS += [LazyAsyncConnection, LazyConnection]
+OURS += [LazyAsyncConnection, LazyConnection, LazyCursor]
 #: Private by their names only: our settings' own, and SQLAlchemy's, which is documented.
 NOT_PRIVATE = {"_origins", "_mapping"}
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import tempfile
+import tracemalloc
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -13,10 +16,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from relay.commands import batchfile
-from relay.commands.archive import held_back
+from relay.commands.archive import held_back, read_back
 from relay.commands.batchfile import BatchFile
 from relay.commands.reconcile import AuditedStream
 from relay.domain.archive import ArchiveDamaged, ArchivedRow, ArchiveKind, Manifest, RowFilter, StoreUnreachable
+from relay.testing.archive import MemoryColdStore
+
+pytestmark = pytest.mark.anyio
 
 AT = datetime(2026, 1, 31, 3, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -39,7 +45,7 @@ def written(count: int = 3, kind: ArchiveKind = ArchiveKind.OUTBOX) -> tuple[io.
 @pytest.mark.parametrize("kind", ArchiveKind)
 def test_what_is_written_is_read_back(kind: ArchiveKind) -> None:
     file, manifest = written(3, kind)
-    contents = batchfile.read(file, kind)
+    contents = batchfile.read(file, manifest)
     batchfile.check(contents, manifest)
     assert contents.ids == [UUID(int=number) for number in range(3)]
     assert (manifest.rows, manifest.size) == (3, len(file.getvalue()))
@@ -87,15 +93,15 @@ DAMAGES = [
 def test_damage_is_seen(damage) -> None:  # type: ignore[no-untyped-def]
     file, manifest = written()
     with pytest.raises(ArchiveDamaged):
-        batchfile.check(batchfile.read(io.BytesIO(damage(file.getvalue())), manifest.kind), manifest)
+        batchfile.check(batchfile.read(io.BytesIO(damage(file.getvalue())), manifest), manifest)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_no_row_of_a_damaged_file_comes_back(damage) -> None:  # type: ignore[no-untyped-def]
     file, manifest = written()
-    assert len(batchfile.lines(file, manifest)) == 3
+    assert len([*batchfile.lines(file, manifest)]) == 3
     with pytest.raises(ArchiveDamaged):
-        batchfile.lines(io.BytesIO(damage(file.getvalue())), manifest)
+        [*batchfile.lines(io.BytesIO(damage(file.getvalue())), manifest)]
 
 
 def test_no_room_for_a_temporary_file_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +111,34 @@ def test_no_room_for_a_temporary_file_is_an_outage(tmp_path: Path, monkeypatch: 
 
 
 def test_an_id_is_read_wherever_it_stands() -> None:
-    text = f'{{"text": "é", "id": "{UUID(int=7)}"}}\n'
-    assert batchfile.read(io.BytesIO(gzip.compress(text.encode())), ArchiveKind.OUTBOX).ids == [UUID(int=7)]
+    data = gzip.compress(f'{{"text": "é", "id": "{UUID(int=7)}"}}\n'.encode())
+    manifest = replace(written()[1], size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    assert batchfile.read(io.BytesIO(data), manifest).ids == [UUID(int=7)]
+
+
+BOMB = gzip.compress(b"[" * 50_000_000)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+async def test_a_file_that_somebody_else_put_there_is_not_unpacked(padded: bool) -> None:
+    """Neither one of another digest, nor one of another size; and of a large one no more is copied."""
+    _, manifest = written()
+    manifest = replace(manifest, size=len(BOMB)) if padded else manifest
+    store, room = MemoryColdStore(), io.BytesIO()
+    await store.put(manifest.file, io.BytesIO(BOMB))
+    tracemalloc.start()
+    with pytest.raises(ArchiveDamaged):
+        await read_back(store, manifest)
+    if padded:
+        await batchfile.fetch(store, manifest.file, room, manifest.size)
+        with pytest.raises(ArchiveDamaged):
+            [*batchfile.lines(room, manifest)]
+    else:
+        with pytest.raises(ArchiveDamaged):
+            await batchfile.fetch(store, manifest.file, room, manifest.size)
+    assert len(room.getvalue()) <= manifest.size
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +178,7 @@ def test_a_batch_is_opened_unless_all_of_it_is_too_early_or_too_late() -> None:
 
 def test_a_missing_row_is_seen_even_if_the_bytes_were_as_said() -> None:
     file, manifest = written()
-    contents = batchfile.read(file, manifest.kind)
+    contents = batchfile.read(file, manifest)
     fewer = batchfile.Contents(contents.size, contents.sha256, contents.ids[:-1])
     with pytest.raises(ArchiveDamaged, match="has rows 2; the manifest says 3"):
         batchfile.check(fewer, manifest)

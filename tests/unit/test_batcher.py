@@ -109,3 +109,24 @@ async def test_nobody_waits_for_ever_when_everything_ends() -> None:
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert [type(result) for result in results] == [asyncio.CancelledError] * 2
     assert await asyncio.wait_for(batcher.ask(3), 60) == 6
+
+
+@pytest.mark.parametrize(("each", "pauses"), [(1, [0.001, 0.001, 0.001]), (3, [0.001, 0.002, 0.002])])
+async def test_after_a_batch_of_several_the_first_of_the_next_waits_for_longer(
+    each: int, pauses: list[float]
+) -> None:
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    double = Doubling()
+    double.open.set()
+    batcher = Batcher(double, asyncio.get_running_loop(), pause=0.001, busy=0.002, wait=wait)
+    for first in (0, 10, 20):
+        for item in range(first, first + each):
+            batcher.tell(item)
+        await double.begun(len(waits) + 1)
+        await batcher.drain()
+    assert waits == pauses
+    assert [len(group) for group in double.groups] == [each] * 3

@@ -14,7 +14,7 @@ import pytest
 from relay.adapters.dramatiq.gates import Gates, GateTimes, Hold
 from relay.adapters.dramatiq.wakeup import _Line
 from relay.concurrency import end, is_cancelled
-from relay.execution import lease as leases
+from relay.execution.lease import Watchdog
 from scheduler.leader import Leader
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +75,7 @@ async def test_it_ends(name: str) -> None:
 async def test_one_of_a_claim_does() -> None:
     renew = Unwell()
     others = asyncio.all_tasks()
-    async with leases.renewing(timedelta(seconds=2), time.monotonic(), renew):
+    async with Watchdog().kept(timedelta(seconds=2), time.monotonic(), renew):
         await renew.asked.wait()
         [keeper] = asyncio.all_tasks() - others
     await asyncio.wait([keeper], timeout=10)

@@ -7,26 +7,31 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.deployment import BESIDE
+from chaos.deployment import BESIDE, TWIN
 from chaos.evidence import Evidence
 from chaos.history import (
     CRASHED,
     Business,
     ConsumerEnd,
     Effect,
+    Ended,
     Failure,
     Fault,
     InboxState,
     Incident,
+    Leftover,
     Letters,
     Lost,
+    Noted,
     Orphan,
     OutboxState,
     Outcome,
     Plan,
+    Probe,
     SetBack,
     Source,
     Stored,
+    Strange,
 )
 from chaos.judgement import NAMED
 from chaos.ledger import shortest_patience
@@ -82,8 +87,8 @@ def stand_still(evidence: Evidence, begin: int, seconds: int) -> None:
 
 def test_a_good_run_keeps_every_promise() -> None:
     judgements = judged(good_run())
-    assert list(judgements) == [*range(16)]
-    assert [judgement.violations for judgement in judgements.values()] == [()] * 16
+    assert list(judgements) == [*range(17)]
+    assert [judgement.violations for judgement in judgements.values()] == [()] * 17
 
 
 def test_operations_with_an_unknown_or_wrong_outcome_are_settled_by_the_business_table() -> None:
@@ -189,6 +194,25 @@ MUTATIONS: dict[str, tuple[int, Mutation]] = {
     "a bad row in the inbox": (9, lambda e: e.inbox.append(InboxState("bad", "http", "processed", 1))),
     "an effect of a bad row": (9, lambda e: e.effects.append(Effect("bad", Source.HTTP, "bad-key", 99))),
     "a bad row that is gone": (9, lambda e: drop(e.outbox, "bad")),
+    "a row of a stranger that was published": (
+        16,
+        lambda e: (
+            e.strange.append(Strange(1, ["odd"], stay=True)),
+            e.outbox.append(OutboxState("odd", "published", 99)),
+        ),
+    ),
+    "a row of a stranger in the stream": (
+        16,
+        lambda e: (e.strange.append(Strange(1, ["odd"], stay=True)), e.stream.append(Stored(99, "odd"))),
+    ),
+    "a row of a stranger in another context's stream": (
+        16,
+        lambda e: (e.strange.append(Strange(1, ["odd"], stay=True)), e.notes.append(Noted(TWIN, "odd", 1))),
+    ),
+    "a call that finds what another one left": (16, lambda e: e.leftovers.append(Leftover(ACCEPTED, "a lock"))),
+    "a process that an exception ended": (16, lambda e: e.ended.append(Ended(1, ["worker-1"]))),
+    "a task that never ran": (16, lambda e: e.probes.append(Probe(1, BEGIN, None))),
+    "a task that waited for long": (16, lambda e: e.probes.append(Probe(9, BEGIN + 30, BEGIN + 119))),
     "a good row dead beside a bad one": (9, lambda e: change(e.outbox, ACCEPTED, state="dead")),
 }
 

@@ -66,7 +66,7 @@ def test_a_good_run_says_so_in_words() -> None:
     page = page_of(good_run())
     assert page.every("div", "verdict good")
     assert "29 events committed under 5 faults of 1 kind in 1:59" in page.text
-    assert page.text.count("✓ kept") == 16
+    assert page.text.count("✓ kept") == 17
     assert "BROKEN" not in page.text
 
 
@@ -192,7 +192,7 @@ def test_a_time_is_shown_as_a_clock() -> None:
 def test_the_summary_has_the_verdict_first_and_a_line_for_each_judgement() -> None:
     lines = summary(judge(good_run(), drained=True)).splitlines()
     assert lines[0] == "Every promise was kept"
-    assert len(lines) == 17
+    assert len(lines) == 18
     assert re.match(r"1  nothing committed is lost +kept    committed 28, published 28", lines[2])
 
 

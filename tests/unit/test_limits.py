@@ -236,6 +236,10 @@ def test_a_text_with_long_numbers_or_brackets_only_in_harmless_places_passes(tex
         '{"a": [1, 99999999999999999999], "b": "x"}',
         '["\\"", 99999999999999999999]',
         "[-99999999999999999999]",
+        '[99999999999999999999, "' + "x" * 5_000 + '"]',
+        '["' + "x" * 5_000 + '", 99999999999999999999, "x"]',
+        "[" + '"x", ' * 2_000 + "99999999999999999999]",
+        "[" * 101 + '"' + "x" * 5_000 + '"' + "]" * 101,
         "[" * 101 + "]" * 101,
         '{"a": ' * 1_500 + "1" + "}" * 1_500,
     ],
@@ -333,12 +337,15 @@ towers = st.builds(nested, st.integers(min_value=95, max_value=104), trees)
 
 
 @quick
-@given(st.lists(trees | towers, max_size=4), st.booleans())
-@example([-(2**63), "\\", '"[', 2**63 - 1], True)
-@example(["99999999999999999999", 2**63], True)
-def test_the_text_is_judged_as_if_it_were_parsed(payload: list[Any], crowded: bool) -> None:
-    # Beside so many others brackets are counted, where otherwise there may be too few to look at.
-    text = as_postgresql([payload, [[]] * 101 if crowded else []])
+@given(st.lists(trees | towers, max_size=4), st.booleans(), st.sampled_from([0, 1, 70]))
+@example([-(2**63), "\\", '"[', 2**63 - 1], True, 0)
+@example(["99999999999999999999", 2**63], True, 0)
+@example(["99999999999999999999", 2**63], False, 1)
+@example(["99999999999999999999"], False, 70)
+def test_the_text_is_judged_as_if_it_were_parsed(payload: list[Any], crowded: bool, strings: int) -> None:
+    # Beside so many others brackets are counted, where otherwise there may be too few to look at. What the first
+    # strings of a long text hold is not looked at.
+    text = as_postgresql([['[\\"99999999999999999999' * 200] * strings, payload, [[]] * 101 if crowded else []])
     assert passes(check_payload_text, text) == allowed(text)
 
 

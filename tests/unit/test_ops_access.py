@@ -66,7 +66,7 @@ def bearer(user: str) -> dict[str, str]:
 
 def routes() -> list[tuple[str, str]]:
     """Every route below /api/v1, as (method, path)."""
-    app = create_app(GUARDED)._app._app
+    app = create_app(GUARDED)._app._app._app
     document = app.openapi()["paths"]
     return [(m.upper(), path) for path, methods in document.items() for m in methods if path.startswith("/api")]
 

@@ -17,7 +17,7 @@ from nats.errors import NoServersError
 from relay.domain import outages
 from relay.domain.errors import DatabaseUnreachable
 from relay.domain.model import Away, HandlerResult
-from relay.domain.outages import says_outage
+from relay.domain.outages import says_held, says_outage
 from relay.execution.calls import answer, timed_out
 
 
@@ -144,3 +144,43 @@ def test_a_5xx_and_not_now_may_be_an_outage_and_no_other_4xx_is(status: int, awa
 
 def test_so_may_a_time_out() -> None:
     assert timed_out(1).away is Away.PERHAPS
+
+
+class Cancelled(psycopg.errors.QueryCanceled):
+    """A statement that PostgreSQL has cancelled, and what it says of the moment."""
+
+    def __init__(self, context: str | None) -> None:
+        super().__init__("canceling statement due to statement timeout")
+        self.told = context
+
+    @property
+    def diag(self) -> Any:
+        return type("Diagnostic", (), {"context": self.told})
+
+
+LOCKS = [
+    psycopg.errors.LockNotAvailable("x"),
+    psycopg.errors.DeadlockDetected("x"),
+    psycopg.errors.SerializationFailure("x"),
+    sqlalchemy.exc.OperationalError("SELECT", {}, psycopg.errors.LockNotAvailable("x")),
+    made("psycopg2.errors", "LockNotAvailable", pgcode="55P03"),
+    made("asyncpg.exceptions", "LockNotAvailableError", sqlstate="55P03"),
+    wrapped(psycopg.errors.LockNotAvailable("x"), hidden=False),
+    ExceptionGroup("x", [psycopg.errors.LockNotAvailable("x")]),
+    Cancelled('while updating tuple (0,1) in relation "stock"'),
+    Cancelled('SQL function "f"\nwhile inserting index tuple (0,2) in relation "stock_pkey"'),
+]
+
+
+@pytest.mark.parametrize("error", LOCKS, ids=repr)
+def test_a_lock_of_another_transaction_is_nobodys_mistake(error: BaseException) -> None:
+    result = answer(error)
+    assert (says_held(error), result.held, result.away) == (True, True, Away.NO)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Cancelled(None), Cancelled("PL/pgSQL function f() line 3"), psycopg.errors.UniqueViolation("x"), KeyError()],
+)
+def test_other_errors_speak_of_no_lock(error: BaseException) -> None:
+    assert not says_held(error)

@@ -214,3 +214,19 @@ def test_chance_shortens_the_back_off_of_an_event(outcome: RowRejected | NoStrea
 def test_a_puback_is_no_duplicate_unless_it_says_so() -> None:
     ack: PublishOutcome = Published("SEA_EVENTS", 7)
     assert ack == Published("SEA_EVENTS", 7, duplicate=False)
+
+
+@pytest.mark.parametrize(("age", "wait"), [(0, 1), (4, 4), (10, 10), (86_399, 10)])
+def test_a_lock_of_others_spends_no_attempt_for_a_day(age: float, wait: float) -> None:
+    held = HandlerResult(Verdict.TRANSIENT, "locked", held=True)
+    for attempts in (1, 3):
+        verdict = decide(held, attempts, RetryPolicy(max_attempts=3), 0.0, timedelta(seconds=age))
+        assert verdict == Retry(timedelta(seconds=wait), "locked", counts=False)
+
+
+def test_after_that_it_is_a_failed_attempt() -> None:
+    held, policy = HandlerResult(Verdict.TRANSIENT, "locked", held=True), RetryPolicy(max_attempts=2)
+    day = timedelta(days=1)
+    assert decide(held, 1, policy, 0.0, day) == Retry(timedelta(seconds=1), "locked")
+    assert isinstance(decide(held, 2, policy, 0.0, day), DeadLetter)
+    assert isinstance(decide(replace(held, final=True), 1, policy, 0.0, timedelta()), DeadLetter)

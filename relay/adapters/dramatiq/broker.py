@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from itertools import islice
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 import dramatiq
@@ -24,6 +25,7 @@ from dramatiq.broker import MessageProxy
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
+from dramatiq.message import get_encoder
 from dramatiq.middleware import Middleware, MiddlewareError
 from dramatiq.middleware.threading import Interrupt
 
@@ -56,6 +58,8 @@ _CAPACITY_WAIT_S: Final = 0.005
 _ENQUEUED: Final = "relay_enqueued"
 #: How often Redis' clock is read, in seconds. In between, this process's clock counts on.
 _READ_INTERVAL_S: Final = 60.0
+#: The most messages that one command writes.
+_MAX_WRITTEN_MESSAGES: Final = 1_000
 #: The most messages of a share in one fetch. Lua limits the number of arguments of a call.
 _MAX_FETCH_MESSAGES: Final = 1_000
 
@@ -93,10 +97,24 @@ def create_broker(
     )
 
 
+class Here(Protocol):
+    """What runs messages in this process."""
+
+    def has_room(self, messages: Sequence[dramatiq.Message[Any]]) -> bool:
+        """Whether it would begin all of them at once."""
+        ...
+
+    def begin(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
+        """Begin messages that Redis holds as fetched by this process."""
+        ...
+
+
 class RelayBroker(RedisBroker):
     """RedisBroker with a blocking wait on its queues, bulk enqueueing and bulk acknowledgements."""
 
     def __init__(self, *, wakeups: Wakeups, times: FetchTimes = FetchTimes(), **options: Any) -> None:
+        #: For each signal the middleware that there was, and what of it does something.
+        self._hooks: dict[str, tuple[list[Middleware], list[tuple[Middleware, Callable[..., Any]]]]] = {}
         super().__init__(**options)
         self.wakeups, self.times = wakeups, times
         #: For each queue the finished messages that Redis does not know of yet: Redis' id, and the message's own.
@@ -107,6 +125,8 @@ class RelayBroker(RedisBroker):
         self._give_back = self.client.register_script(scripts.GIVE_BACK)
         self._replace = self.client.register_script(REPLACE)
         self._clock = RedisClock(self.client)
+        #: What takes messages without a detour, while this process runs a worker.
+        self.here: Here | None = None
         #: Set when this process is about to end: a job fetched now would wait for that.
         self.ending = threading.Event()
 
@@ -115,43 +135,78 @@ class RelayBroker(RedisBroker):
         return _BlockingConsumer
 
     def enqueue_many(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
-        """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then."""
-        with reaching():
-            now = self._clock.now()
-            if foreign := self._write([self.entry(message, **{_ENQUEUED: now}) for message in messages]):
-                self.replace_foreign({messages[at].queue_name for at in foreign})
-                # Under new ids: a worker may have met the old ones without their content, and dropped them.
-                self._write([self.entry(messages[at], **{_ENQUEUED: now}) for at in foreign])
+        """Enqueue messages in one round trip. Raises QueueUnreachable; some may be enqueued even then.
 
-    def _write(self, entries: Sequence[QueueEntry]) -> list[int]:
-        """Write entries; returns which met a key of another type. Raises RedisError."""
+        A few that this process would begin at once it takes: Redis holds them as fetched by it. No other process
+        is woken, and they begin without another round trip.
+        """
+        queues: dict[str, list[dramatiq.Message[Any]]] = {}
+        for message in messages:
+            queues.setdefault(message.queue_name, []).append(message)
+        with reaching():
+            now, here = self._clock.now(), self.here
+            taken = here is not None and bool(messages) and here.has_room(messages)
+            entries = self._entries(queues, now)
+            if foreign := self._write(entries, taken=taken):
+                self.replace_foreign(foreign)
+                # Under new ids: a worker may have met the old ones without their content, and dropped them.
+                self._write(self._entries({name: queues[name] for name in foreign}, now))
+        if here is not None and taken:
+            here.begin(
+                [
+                    message.copy(options={"redis_message_id": entry.id, _ENQUEUED: now})
+                    for name, written in entries.items()
+                    if name not in foreign
+                    for message, entry in zip(queues[name], written, strict=True)
+                ]
+            )
+
+    def _entries(
+        self, queues: Mapping[str, Sequence[dramatiq.Message[Any]]], now: int
+    ) -> dict[str, list[QueueEntry]]:
+        return {name: [self.entry(it, **{_ENQUEUED: now}) for it in messages] for name, messages in queues.items()}
+
+    def _write(self, entries: Mapping[str, Sequence[QueueEntry]], *, taken: bool = False) -> list[str]:
+        """Write the entries of queues; returns which of these met a key of another type. Raises RedisError.
+
+        ``taken``: as fetched by this process.
+        """
         with self.client.pipeline(transaction=False) as pipeline:
-            for key, identity, data in entries:
-                # The two writes of the broker's own enqueue script.
-                pipeline.hset(f"{key}.msgs", identity, data)
-                pipeline.rpush(key, identity)
-            answers = pipeline.execute(raise_on_error=False)
+            for name, written in entries.items():
+                key = written[0].queue
+                for first in range(0, len(written), _MAX_WRITTEN_MESSAGES):
+                    part = written[first : first + _MAX_WRITTEN_MESSAGES]
+                    ids = [entry.id for entry in part]
+                    # The two writes of the broker's own enqueue script, or what remains of them after a fetch.
+                    pipeline.hset(f"{key}.msgs", items=[it for entry in part for it in (entry.id, entry.data)])
+                    if taken:
+                        pipeline.sadd(self._acks(name), *ids)
+                    else:
+                        pipeline.rpush(key, *ids)
+            answers = iter(pipeline.execute(raise_on_error=False))
         foreign = []
-        for at, entry in enumerate(entries):
-            errors = [it for it in answers[2 * at : 2 * at + 2] if isinstance(it, redis.exceptions.RedisError)]
+        for name, written in entries.items():
+            commands = 2 * -(-len(written) // _MAX_WRITTEN_MESSAGES)
+            errors = [it for it in islice(answers, commands) if isinstance(it, redis.exceptions.RedisError)]
             if errors and not all(map(wrong_type, errors)):
                 raise errors[0]
             if errors:
-                foreign.append(at)
+                foreign.append(name)
                 with suppress(redis.exceptions.ResponseError):
-                    self.client.hdel(f"{entry.queue}.msgs", entry.id)
+                    self.client.hdel(f"{written[0].queue}.msgs", *(entry.id for entry in written))
         return foreign
 
     def entry(self, message: dramatiq.Message[Any], **options: Any) -> QueueEntry:
         """A message for its queue, under a new id that begins with its share. A gate stamps it with the time."""
-        copy = self._identified(message, options)
-        identity = copy.options["redis_message_id"]
-        return QueueEntry(f"{self.namespace}:{message.queue_name}", identity, copy.encode())
+        identity = self._identity(message)
+        known = {**message.options, "redis_message_id": identity, _ENQUEUED: 0, **options}
+        # As `Message.encode` of a copy: a batch has hundreds of messages.
+        data = get_encoder().encode({**vars(message), "options": known})
+        return QueueEntry(f"{self.namespace}:{message.queue_name}", identity, data)
 
     @staticmethod
-    def _identified(message: dramatiq.Message[Any], options: Mapping[str, Any]) -> dramatiq.Message[Any]:
-        identity = f"{share_of(message)}{MARK}{uuid4()}"
-        return message.copy(options={"redis_message_id": identity, _ENQUEUED: 0, **options})
+    def _identity(message: dramatiq.Message[Any]) -> str:
+        return f"{share_of(message)}{MARK}{uuid4()}"
 
     def fetch(self, queue_name: str, capacity: Capacity) -> tuple[bool, bool, list[Fetched]]:
         """Fetch up to the capacity. Returns whether more may wait, whether any are deferred, and the messages."""
@@ -237,7 +292,8 @@ class RelayBroker(RedisBroker):
         """Enqueue as the stock broker does, with the share in the id. Retries come this way."""
         if delay is not None:
             message = delayed(message, timedelta(milliseconds=delay))
-        message = self._identified(message, {_ENQUEUED: self._clock.now()})
+        options = {"redis_message_id": self._identity(message), _ENQUEUED: self._clock.now()}
+        message = message.copy(options=options)
         self.emit_before("enqueue", message, delay)
         self.do_enqueue(message.queue_name, message.options["redis_message_id"], message.encode())
         self.emit_after("enqueue", message, delay)
@@ -245,26 +301,41 @@ class RelayBroker(RedisBroker):
 
     def emit_before(self, signal: str, *args: Any, **options: Any) -> None:
         """Tell middleware, as the stock broker does. What it raises ends no thread of a worker."""
-        for middleware in self.middleware:
-            self._tell(middleware, f"before_{signal}", (MiddlewareError, Interrupt), *args, **options)
+        for middleware, hook in self.hooks(f"before_{signal}"):
+            self._tell(middleware, hook, (MiddlewareError, Interrupt), *args, **options)
 
     def emit_after(self, signal: str, *args: Any, **options: Any) -> None:
         """The same, the last one first."""
-        for middleware in reversed(self.middleware):
-            self._tell(middleware, f"after_{signal}", (), *args, **options)
+        for middleware, hook in reversed(self.hooks(f"after_{signal}")):
+            self._tell(middleware, hook, (), *args, **options)
+
+    def hooks(self, name: str) -> list[tuple[Middleware, Callable[..., Any]]]:
+        """The middleware that does something at a signal, and what it does. At most signals most does nothing."""
+        known, hooks = self._hooks.get(name, (None, []))
+        if known != self.middleware:
+            nothing = getattr(Middleware, name, None)
+            found = [(it, getattr(it, name)) for it in self.middleware]
+            hooks = [(it, hook) for it, hook in found if getattr(hook, "__func__", None) is not nothing]
+            self._hooks[name] = list(self.middleware), hooks
+        return hooks
 
     def _tell(
-        self, middleware: Middleware, name: str, meant: tuple[type[BaseException], ...], *args: Any, **options: Any
+        self,
+        middleware: Middleware,
+        hook: Callable[..., Any],
+        meant: tuple[type[BaseException], ...],
+        *args: Any,
+        **options: Any,
     ) -> None:
         try:
-            getattr(middleware, name)(self, *args, **options)
+            hook(self, *args, **options)
         except meant:
             raise
         except BaseException as error:
             # In the main thread it may be a signal. No signal reaches the threads of a worker.
             if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
                 raise
-            self.logger.critical("Unexpected failure in %s of %r.", name, middleware, exc_info=error)
+            self.logger.critical("Unexpected failure in %s of %r.", hook.__name__, middleware, exc_info=error)
 
     def head_waits(self, queue_name: str, share: str = "") -> timedelta:
         """How long the oldest message of a share may have waited; zero when none waits. Raises QueueUnreachable.
@@ -448,11 +519,18 @@ class _BlockingConsumer(_RedisConsumer):
             return None
         del self.message_cache[0]
         message = MessageProxy(job)
+        # The proxy asks its message for each of these a dozen times, by a call of Python.
+        vars(message).update(vars(job))
         self.queued_message_ids.add(message.message_id)
         share = self._share(message)
         self._came.add(share)
         self.capacity.add(job.options["redis_message_id"], share, self._fetched_at)
         return message
+
+    def adopt(self, message: MessageProxy) -> None:
+        """Count a message as fetched now. Any thread may call this."""
+        self.queued_message_ids.add(message.message_id)
+        self.capacity.add(message.options["redis_message_id"], self._share(message), self._fetched_at)
 
     def _refuse(self, id: bytes) -> None:
         """Move a message that nobody can read to the dead ones."""

@@ -54,6 +54,36 @@ return gone
 """
 
 
+#: Of a job that is longer, only the id is shown, and of all jobs of a page at most so many bytes.
+_TEXT_BYTES: Final = 64 * 1024
+_PAGE_BYTES: Final = 2 * 1024**2
+_ID_BYTES: Final = 300
+#: KEYS: the dead, their messages. ARGV: the first and the last. Returns an id, a time and a text, in turn.
+_DEAD: Final = f"""
+local found, bytes = {{}}, 0
+local dead = redis.call("zrevrange", KEYS[1], ARGV[1], ARGV[2], "WITHSCORES")
+for i = 1, #dead, 2 do
+    local text = redis.call("hget", KEYS[2], dead[i]) or ""
+    if #text > {_TEXT_BYTES} or bytes + #text > {_PAGE_BYTES} then text = "" end
+    bytes = bytes + #text
+    for _, it in ipairs({{string.sub(dead[i], 1, {_ID_BYTES}), dead[i + 1], text}}) do table.insert(found, it) end
+end
+return found
+"""
+#: KEYS: messages. ARGV: the cursor, how many, how many bytes. Returns the cursor; then an id and a text, in turn.
+_DELAYED: Final = f"""
+local step = redis.call("hscan", KEYS[1], ARGV[1], "COUNT", ARGV[2])
+local found, bytes = {{step[1]}}, 0
+for i = 1, #step[2], 2 do
+    local id, text = step[2][i], step[2][i + 1]
+    if #text > {_TEXT_BYTES} or bytes + #text > tonumber(ARGV[3]) then text = "" end
+    bytes = bytes + #text
+    for _, it in ipairs({{string.sub(id, 1, {_ID_BYTES}), text}}) do table.insert(found, it) end
+end
+return found
+"""
+
+
 class JobQueues:
     """The queues of a namespace of Redis, on a client that decodes text. All raise QueueUnreachable."""
 
@@ -61,6 +91,7 @@ class JobQueues:
         self._client = client
         self._namespace = namespace
         self._requeue, self._delete = client.register_script(_REQUEUE), client.register_script(_DELETE)
+        self._list_dead, self._list_delayed = client.register_script(_DEAD), client.register_script(_DELAYED)
 
     async def count(self, names: Sequence[str]) -> Sequence[QueueView]:
         """How many jobs each queue has.
@@ -108,17 +139,19 @@ class JobQueues:
     async def _dead(self, queue: str, limit: int, start: int) -> JobPage:
         key = f"{self._key(queue)}.XQ"
         total = await reached(self._client.zcard(key))
-        dead = await reached(self._client.zrevrange(key, start, start + limit - 1, withscores=True))
-        texts = await self._texts(queue, [id for id, _ in dead])
-        items = [_job(id, texts.get(id), died=score) for id, score in dead]
+        found = await reached(self._list_dead(keys=[key, f"{key}.msgs"], args=[start, start + limit - 1]))
+        dead = zip(found[::3], found[1::3], found[2::3], strict=True)
+        items = [_job(id, text or None, died=float(score)) for id, score, text in dead]
         return JobPage(items, total, str(start + limit) if start + limit < total else None)
 
     async def _delayed(self, queue: str, limit: int, cursor: int) -> JobPage:
         key, items = f"{self._key(queue)}.DQ.msgs", list[Job]()
         total = await reached(self._client.hlen(key))
+        left = _PAGE_BYTES
         for _ in range(_MAX_STEPS):
-            cursor, texts = await reached(self._client.hscan(key, cursor, count=limit))
-            items += [_job(id, text) for id, text in texts.items()]
+            after, *found = await reached(self._list_delayed(keys=[key], args=[cursor, limit, left]))
+            cursor, left = int(after), left - sum(map(len, found[1::2]))
+            items += [_job(id, text or None) for id, text in zip(found[::2], found[1::2], strict=True)]
             if not cursor or len(items) >= limit:
                 break
         return JobPage(sorted(items, key=_due), total, str(cursor) if cursor else None)

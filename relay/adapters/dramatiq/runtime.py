@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, cast
@@ -30,6 +30,7 @@ from dramatiq.worker import Worker, WorkerThread
 
 from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.dramatiq.loop_thread import LastingLoopThread
+from relay.adapters.dramatiq.shares import share_of
 from relay.adapters.dramatiq.work_queue import DEFAULT, BudgetedQueue, LoopActor, OnLoop
 from relay.domain.members import Usage
 
@@ -37,6 +38,8 @@ from relay.domain.members import Usage
 SIGTERM_DEDUP_WINDOW_S: Final = 5.0
 #: How long the event loop may take to start, in seconds.
 _LOOP_START_S: Final = 10.0
+#: A process takes no more messages without a detour than this part of what it could begin: others are for others.
+_LEFT_FREE: Final = 4
 #: Python looks for cycles after this many new objects. A batch of messages has thousands of objects, none in a
 #: cycle; with Python's own 700 it would search each batch several times.
 _GC_THRESHOLD_OBJECTS: Final = 10_000
@@ -93,6 +96,8 @@ class WorkerRuntime(AsyncIO):
             worker.workers.append(queue.loop)
         worker.worker_threads += sum(budgets.values())
         queue.threads, queue.more = worker.worker_threads, self._add_thread
+        if isinstance(broker, RelayBroker):
+            broker.here = self
         look_less_for_cycles()
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -135,12 +140,31 @@ class WorkerRuntime(AsyncIO):
         """Messages of a queue that this process has fetched but not begun; see `BudgetedQueue.ahead`."""
         return [] if self._worker is None else self._worker.work_queue.ahead(queue, share, fits, limit)
 
+    def has_room(self, messages: Sequence[Message[Any]]) -> bool:
+        """Whether this process would begin all of these at once, and stay mostly free: see `RelayBroker.here`."""
+        worker, queue, first = self._worker, self._queue, messages[0]
+        if worker is None or queue is None or any("eta" in it.options for it in messages):
+            return False
+        thread = worker.consumers.get(first.queue_name)
+        ready = thread is not None and thread.running and not thread.paused and thread.consumer is not None
+        alike = {(it.queue_name, share_of(it)) for it in messages}
+        return ready and len(alike) == 1 and _LEFT_FREE * len(messages) <= queue.room(first)
+
+    def begin(self, messages: Sequence[Message[Any]]) -> None:
+        """Begin messages as if this process had fetched them."""
+        if (worker := self._worker) is not None:
+            for message in messages:
+                thread, proxy = worker.consumers[message.queue_name], MessageProxy(message)
+                thread.consumer.adopt(proxy)
+                thread.handle_message(proxy)
+
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         with self._replacing:
             # A thread that is added from now on would never be stopped.
             self._worker = None
         self._quiesce()
         if isinstance(broker, RelayBroker):
+            broker.here = None
             broker.ending.set()
         if isinstance(worker.work_queue, BudgetedQueue):
             worker.work_queue.hurry()

@@ -40,6 +40,8 @@ MAX_HANGING_CALLS: Final = 16
 _IDLE_WAIT_S: Final = 15.0
 #: The same while the worker shuts down: its threads must soon see that they are told to stop.
 _SHUTDOWN_WAIT_S: Final = 0.05
+#: How long a message that has ended on the loop waits for others while more are to begin, in seconds.
+_GATHER_S: Final = 0.005
 #: These interrupt the thread of a message that takes too long. Nobody may interrupt the event loop.
 _INTERRUPTING: Final = (TimeLimit, ShutdownNotifications)
 
@@ -84,17 +86,35 @@ class BudgetedQueue(PriorityQueue[Any]):
                 return self._unbegun()
             if not self._qsize():
                 raise Empty
-            item, short = self._get(), self._short()
+            item = self._get()
+            more = bool(self._qsize())
+            if more:
+                # Each woken thread wakes the next: a budget may have held back a message that may begin now.
+                self.not_empty.notify()
+            short = self._short(lambda: more)
         self._add_thread(short)
         return item
 
     def ahead(
         self, queue: str, share: str, fits: Callable[[Message[Any]], bool], limit: int
     ) -> list[Message[Any]]:
-        """Up to ``limit`` messages of a queue and share that wait for a thread, roughly in their order."""
+        """Up to ``limit`` messages of a queue and share that wait for their turn, roughly in their order."""
         with self.mutex:
             nearest = self._heaps.get((self._budget(queue), share), [])[: 2 * limit]
+        if not nearest and self.loop is not None:
+            nearest = self.loop.nearest((queue, share), 2 * limit)
         return [item.message for item in nearest if fits(item.message)][:limit]
+
+    def room(self, message: Message[Any]) -> int:
+        """How many messages like this one would begin at once; 0 while any waits here."""
+        if self.loop is not None and self.loop.wants(message):
+            return self.loop.room((message.queue_name, share_of(message)))
+        budget = self._budget(message.queue_name)
+        with self.mutex:
+            waiting = any(queue == budget for queue, _ in self._heaps)
+            return (
+                0 if waiting or self._patience == _SHUTDOWN_WAIT_S else self._budgets[budget] - self._spent[budget]
+            )
 
     def usage(self) -> Usage:
         """What runs and what waits, in the threads of ``--threads`` and on the loop."""
@@ -152,15 +172,15 @@ class BudgetedQueue(PriorityQueue[Any]):
             self.unfinished_tasks += 1
             if self._is_open(share):
                 self.not_empty.notify()
-            short = self._short()
+            short = self._short(self._qsize)
         self._add_thread(short)
 
     def _budget(self, queue: str) -> str:
         return queue if queue in self._budgets else DEFAULT
 
-    def _short(self) -> bool:
-        """Whether a message may begin and no thread is free for it. If so, counts a thread that is to be added."""
-        short = self.more is not None and len(self._thread_shares) >= self.threads and bool(self._qsize())
+    def _short(self, ready: Callable[[], int]) -> bool:
+        """Whether a message is ``ready`` and no thread is free. If so, counts a thread that is to be added."""
+        short = self.more is not None and len(self._thread_shares) >= self.threads and bool(ready())
         self.threads += short
         return short
 
@@ -188,9 +208,6 @@ class BudgetedQueue(PriorityQueue[Any]):
         self._running[share] += 1
         self._spent[share[0]] += 1
         self._thread_shares[threading.get_ident()] = share
-        if self._qsize():
-            # Each woken thread wakes the next: a budget may have held back a message that may begin now.
-            self.not_empty.notify()
         return item
 
     def task_done(self) -> None:
@@ -320,7 +337,7 @@ class OnLoop(WorkerThread):
 
     # --- any thread ---
 
-    def wants(self, message: MessageProxy) -> bool:
+    def wants(self, message: MessageProxy | Message[Any]) -> bool:
         """Whether a message is for the loop."""
         if (actor := self._actors.get(message.actor_name)) is None:
             return False
@@ -328,6 +345,17 @@ class OnLoop(WorkerThread):
             return actor.takes(*message.args, **message.kwargs)
         except Exception:
             return False
+
+    def room(self, share: _Share) -> int:
+        """How many more messages of a share would begin at once; 0 while any waits."""
+        with self._lock:
+            waits = share in self._waiting or self.paused or not self.running
+            return 0 if waits else self._slots - self._running[share]
+
+    def nearest(self, share: _Share, limit: int) -> list[Any]:
+        """Up to ``limit`` messages of a share that wait for a slot, roughly in their order."""
+        with self._lock:
+            return self._waiting.get(share, [])[:limit]
 
     def put(self, item: Any) -> None:
         """Add a message, as a worker queues it."""
@@ -446,9 +474,15 @@ class OnLoop(WorkerThread):
             return _Ended(message, failed=error)
 
     def _gather(self, ended: _Ended) -> None:
-        """Hand over messages that end together in one go: waking the thread costs as much as its work."""
+        """Hand over messages that end together in one go: waking the thread costs as much as its work.
+
+        While others wait for a slot, nothing hurries.
+        """
         if not self._gathered:
-            self._loop.call_soon(self._hand_over)
+            if self._waiting:
+                self._loop.call_later(_GATHER_S, self._hand_over)
+            else:
+                self._loop.call_soon(self._hand_over)
         self._gathered.append(ended)
 
     def _hand_over(self) -> None:

@@ -187,9 +187,10 @@ class RelayClient(Client):
 
     def read(self, data: bytes, position: int) -> int:
         """Give the plain messages at ``position`` in ``data`` to their listeners; returns where they end."""
-        while message := _PLAIN_MESSAGE.match(data, position):
+        match, listeners = _PLAIN_MESSAGE.match, self._listeners
+        while message := match(data, position):
             subject, sid, size, body = message.groups()
-            listener = self._listeners.get(int(sid))
+            listener = listeners.get(int(sid))
             if listener is None or len(body) != int(size):
                 break
             listener(subject, b"", body, None)
@@ -206,15 +207,19 @@ class RelayClient(Client):
 
     _process_msg = deliver
 
-    def write(self, command: bytes) -> None:
-        """Send a protocol command, together with all that is written in the same iteration of the loop.
-
-        Raises OutboundBufferLimitError while there is no connection.
-        """
+    def check_writable(self) -> None:
+        """Raise OutboundBufferLimitError while there is no connection."""
         if not self.is_connected or self._flush_queue is None:
             raise nats.errors.OutboundBufferLimitError
-        self._pending.append(command)
-        self._pending_data_size += len(command)
+
+    def write(self, *parts: bytes) -> None:
+        """Send parts of protocol commands, together with all that is written in the same iteration of the loop.
+
+        They are not copied. Raises OutboundBufferLimitError while there is no connection.
+        """
+        self.check_writable()
+        self._pending += parts
+        self._pending_data_size += sum(map(len, parts))
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush_written)

@@ -12,10 +12,12 @@ import asyncio
 import json
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import nats.errors
@@ -61,18 +63,29 @@ _MAX_ANSWER_BYTES: Final = 65_536
 #: Only headers that are nearly this long can be too long for every stream (JetStream's limit is 65,535 bytes).
 _LONG_HEADERS_BYTES: Final = 60_000
 _NO_DOUBT: Final = object()
-_FOREIGN: Final = "something that is no stream answers on {}; end it, or forbid it that subject"
+#: So many PubAcks are remembered, to notice a second answer that contradicts one.
+_REMEMBERED: Final = 5_000
+#: So many answers to one message are looked up, and so many to a batch besides two for each message.
+_MOST_ANSWERS: Final = 64
+_MOST_LOOKS: Final = 1_000
+_CONTRADICTED: Final = "two answers contradict each other; it is published again"
+_KEY: Final = attrgetter("key")
+_LINE_BREAK: Final = b"\r\n"
+#: Bytes of the first and the last line of headers.
+_HEAD_BYTES: Final = len("NATS/1.0\r\n\r\n")
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
 #: What no name of a stream contains.
 _NOT_IN_NAMES: Final = re.compile(r"[\s.*>/\\]")
 _ANY_SPACE: Final = re.compile(r"\s")
+#: Makes a named tuple as its class does, without that one's function in Python. For what each message needs.
+_new: Final = tuple.__new__
 
 
 class _Sent(NamedTuple):
     """A message that is under way, the rest of its chain, and when it was sent."""
 
     message: Message
-    chain: Iterator[Message]
+    chain: Iterator[Message] | None
     at: float
 
 
@@ -83,17 +96,29 @@ class _PublishBatch:
     """
 
     def __init__(self, messages: Sequence[Message], begun: float, seconds: float) -> None:
-        self.outcomes: dict[str, PublishOutcome] = dict.fromkeys((message.id for message in messages), NotSent())
-        self.ready: deque[tuple[Message, Iterator[Message]]] = deque()
-        for chain in chains(messages, lambda message: message.key):
-            self.follow(iter(chain))
+        self.messages = {message.id: message for message in messages}
+        self.outcomes: dict[str, PublishOutcome] = dict.fromkeys(self.messages, NotSent())
+        self.ready: deque[tuple[Message, Iterator[Message] | None]] = deque()
+        for chain in chains(messages, _KEY):
+            if len(chain) == 1:
+                self.ready.append((chain[0], None))
+            else:
+                self.follow(iter(chain))
         self.in_flight: dict[bytes, _Sent] = {}
-        #: Those in flight that got an answer that any client can give, and what it says; None if it says nothing.
+        #: Those in flight that got an answer that any client can give, and what it is worth.
         #: The PubAck may still come.
-        self.doubtful: dict[bytes, PublishOutcome | None] = {}
+        self.doubtful: dict[bytes, PublishOutcome] = {}
+        #: The PubAck that settled a message, and the others that came later.
+        self.contested: dict[str, list[Published]] = {}
+        self.checks: set[asyncio.Future[None]] = set()
+        #: How many answers were looked up: to each message, and in all.
+        self.looked: Counter[bytes] = Counter()
+        self.most_looks = _MOST_LOOKS + 2 * len(messages)
         self.bytes = 0
         self.closing, self.deadline = begun + 0.75 * seconds, begun + seconds
         self.acks = 0
+        #: Whether what is ready is about to be sent.
+        self.goes_on = False
         self.done = asyncio.Event()
         self.stopped = False
 
@@ -119,15 +144,21 @@ class _PublishBatch:
         self.in_flight.clear()
         self.done.set()
 
-    def doubt(self, token: bytes, outcome: PublishOutcome | None) -> None:
+    def doubt(self, token: bytes, outcome: PublishOutcome) -> None:
         """Note an answer that is no PubAck. What others send may leave meanwhile."""
         sent = self.in_flight.get(token)
-        if sent is None:
-            return
-        if token not in self.doubtful:
+        if sent is not None and token not in self.doubtful:
             self.bytes -= len(sent.message.body) + _OVERHEAD_BYTES
             self.done.set()
-        self.doubtful[token] = self.doubtful.get(token) or outcome
+            self.doubtful[token] = outcome
+
+    def look(self, token: bytes) -> bool:
+        """Whether one more answer to a message is looked up. A flood of them asks the server only so much."""
+        if self.looked[token] >= _MOST_ANSWERS or not self.most_looks:
+            return False
+        self.looked[token] += 1
+        self.most_looks -= 1
+        return True
 
     def give_up(self, error: str) -> None:
         """The time for answers is over: errors count now.
@@ -136,7 +167,7 @@ class _PublishBatch:
         """
         for token, outcome in self.doubtful.items():
             if (sent := self.in_flight.pop(token, None)) is not None:
-                self.outcomes[sent.message.id] = outcome or NoStream(_FOREIGN.format(sent.message.subject))
+                self.outcomes[sent.message.id] = outcome
         self.stop(error)
 
     def refuse(self, subject: str, outcome: PublishOutcome) -> None:
@@ -157,7 +188,10 @@ class _PublishBatch:
         may take, or when the time of the claim is up. If each message under way has an answer that is no PubAck, a
         eighth of the patience is enough.
         """
-        while self.in_flight:
+        while self.in_flight or self.goes_on:
+            if not self.in_flight:
+                await asyncio.sleep(0)
+                continue
             self.done.clear()
             share = 0.125 if self.doubtful and self.in_flight.keys() <= self.doubtful.keys() else 1.0
             before, silence = self.acks, share * patience + self.bytes / _SLOWEST_BYTES_PER_S
@@ -180,10 +214,14 @@ class NatsJetStreamPublisher:
         self._ack_timeout = ack_timeout.total_seconds()
         self._client: RelayClient | None = None
         self._stores: Stores
-        self._checks: set[asyncio.Future[None]] = set()
         self._inbox = ""
         self._tokens = 0
         self._waiting: dict[bytes, _PublishBatch] = {}
+        #: The batches that may go on, in this order.
+        self._going_on: list[_PublishBatch] = []
+        #: The latest PubAcks that counted, by token: batch and id of the message, in two generations.
+        self._counted: dict[bytes, tuple[_PublishBatch, str, Published]] = {}
+        self._counted_before = self._counted
         self._subscribing = asyncio.Lock()
         self._window = _FIRST_WINDOW_BYTES
         self.max_payload = DEFAULT_MAX_PAYLOAD_BYTES
@@ -208,6 +246,9 @@ class NatsJetStreamPublisher:
         client = await self._ready()
         if batch.expired:
             raise BrokerUnreachable("the time of the claim was up before NATS was reached")
+        self._stores.forget()
+        if len(self._counted) > _REMEMBERED:
+            self._counted, self._counted_before = {}, self._counted
         try:
             self._fill(client, batch)
             await batch.answered(self._ack_timeout)
@@ -217,6 +258,11 @@ class NatsJetStreamPublisher:
             batch.stop(f"connection lost: {str(error) or type(error).__name__}")
         finally:
             self._forget(batch)
+        if batch.checks:  # of answers that came second
+            await asyncio.wait(batch.checks, timeout=max(0.0, batch.deadline - time.monotonic()))
+        if batch.contested:
+            await self._resolve(batch)
+        batch.messages.clear()
         return batch.outcomes
 
     async def _ready(self) -> RelayClient:
@@ -233,61 +279,106 @@ class NatsJetStreamPublisher:
         return client
 
     def _fill(self, client: RelayClient, batch: _PublishBatch) -> None:
-        """Send ready messages while there is time and the limit of bytes under way allows it."""
-        while batch.ready:
-            size = len(batch.ready[0][0].body) + _OVERHEAD_BYTES
-            if batch.expired or (batch.in_flight and batch.bytes + size > self._window):
-                return
-            self._send(client, batch, *batch.ready.popleft())
+        """Send ready messages while there is time and the limit of bytes under way allows it.
 
-    def _send(self, client: RelayClient, batch: _PublishBatch, message: Message, chain: Iterator[Message]) -> None:
-        self._tokens += 1
-        token, reply = b"%d" % self._tokens, f"{self._inbox}.{self._tokens}"
-        try:
-            command = publish_command(message.subject, reply, message.headers, message.body)
-        except ValueError as error:
-            batch.outcomes[message.id] = RowRejected(str(error))
+        Nothing leaves before this returns, so the time is looked at once.
+        """
+        ready, in_flight, outcomes = batch.ready, batch.in_flight, batch.outcomes
+        if not ready or batch.expired:
             return
-        if len(command) > client.max_payload and _size(message) > client.max_payload:
-            # The caller checked against an older limit. This server, or a new configuration, has a lower one.
-            batch.outcomes[message.id] = RowRejected(f"over the server's limit of {client.max_payload} bytes")
-            return
-        client.write(command)
-        batch.in_flight[token] = _Sent(message, chain, time.monotonic())
-        batch.bytes += len(message.body) + _OVERHEAD_BYTES
-        self._waiting[token] = batch
+        client.check_writable()
+        parts: list[bytes] = []
+        now, number, largest = time.monotonic(), self._tokens, client.max_payload
+        while ready:
+            message, chain = ready[0]
+            size = len(message.body) + _OVERHEAD_BYTES
+            if in_flight and batch.bytes + size > self._window:
+                break
+            ready.popleft()
+            number += 1
+            try:
+                head = publish_head(message.subject, f"{self._inbox}.{number}", message.headers, len(message.body))
+            except ValueError as error:
+                outcomes[message.id] = RowRejected(str(error))
+                continue
+            if size + len(head) > largest and _size(message) > largest:
+                # The caller checked against an older limit. This server, or a new configuration, has a lower one.
+                outcomes[message.id] = RowRejected(f"over the server's limit of {largest} bytes")
+                continue
+            parts += (head, message.body, _LINE_BREAK)
+            token = b"%d" % number
+            in_flight[token] = _new(_Sent, (message, chain, now))
+            self._waiting[token] = batch
+            batch.bytes += size
+        self._tokens = number
+        client.write(*parts)
 
     def _on_ack(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         token = subject[subject.rfind(b".") + 1 :]
         batch = self._waiting.get(token)
         sent = None if batch is None else batch.in_flight.get(token)
         if batch is None or sent is None:
-            self._waiting.pop(token, None)
+            self._on_another(token, read_puback(data, headers, "", {}))
             return
         message, _, at = sent
         seconds = time.monotonic() - at
         outcome = read_puback(data, headers, message.subject, message.headers, seconds)
-        if type(outcome) is Published:
-            if self._stores.sure(outcome.stream, message.subject):
-                self._settle(token, batch, outcome, seconds)
-                return
+        if type(outcome) is Published and self._stores.sure(outcome, message.subject):
+            self._settle(token, batch, outcome, seconds)
+        elif batch.look(token):
             check = asyncio.ensure_future(self._check(token, batch, outcome, message))
-            self._checks.add(check)
-            check.add_done_callback(self._checks.discard)
-        elif data or outcome is None:
+            batch.checks.add(check)
+            check.add_done_callback(batch.checks.discard)
+
+    async def _check(
+        self, token: bytes, batch: _PublishBatch, outcome: PublishOutcome | None, message: Message
+    ) -> None:
+        """Settle a message if the server confirms its answer."""
+        stores, believed = self._stores, False
+        if type(outcome) is Published:
+            believed = await stores.confirm(outcome, message.subject, message.headers)
+            if not believed:
+                stores.distrust(outcome.stream)
+                outcome = None
+        if token not in batch.in_flight:  # another answer was quicker
+            self._on_another(token, outcome)
+            return
+        if outcome is None or not believed:
+            outcome, believed = await stores.judged(outcome, message.subject, message.headers, _size(message))
+        if believed:
+            self._settle(token, batch, outcome, getattr(outcome, "seconds", 0.0))
+        else:
             batch.doubt(token, outcome)
             self._go_on(batch)
-        else:  # no responders: says the server
-            self._settle(token, batch, outcome, seconds)
 
-    async def _check(self, token: bytes, batch: _PublishBatch, outcome: Published, message: Message) -> None:
-        """Settle the first PubAck of a stream, if the server knows that stream, too."""
-        stores = self._stores
-        if await stores.confirm(outcome.stream, outcome.seq, message.subject, message.headers):
-            self._settle(token, batch, outcome, outcome.seconds)
-        else:
-            batch.doubt(token, None)
-            self._go_on(batch)
+    def _on_another(self, token: bytes, other: PublishOutcome | None) -> None:
+        """A second answer to a message. One of the two may be foreign."""
+        counted = self._counted.get(token) or self._counted_before.get(token)
+        if counted is None:
+            return
+        batch, id, ack = counted
+        if other is None or (type(other) is Published and other[:2] == ack[:2]):
+            return
+        self._stores.distrust(ack.stream)
+        if id in batch.messages:
+            answers = batch.contested.setdefault(id, [ack])
+            if type(other) is Published and len(answers) < _MOST_ANSWERS:
+                answers.append(other)
+
+    async def _resolve(self, batch: _PublishBatch) -> None:
+        """Look up the messages of which two answers contradict each other."""
+        stores, messages = self._stores, batch.messages
+        batch.outcomes.update(dict.fromkeys(batch.contested, NoStream(_CONTRADICTED, sure=False)))
+
+        async def resolve(id: str, answers: Sequence[Published]) -> None:
+            for answer in answers:
+                if await stores.has(answer, messages[id].headers):
+                    batch.outcomes[id] = answer
+                    return
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + batch.deadline - time.monotonic()):
+                await asyncio.gather(*(resolve(*answers) for answers in batch.contested.items()))
 
     def _settle(self, token: bytes, batch: _PublishBatch, outcome: PublishOutcome, seconds: float) -> None:
         """Note the outcome of a message, and send what may follow."""
@@ -297,22 +388,37 @@ class NatsJetStreamPublisher:
             return
         message, chain, _ = sent
         batch.acks += 1
-        if batch.doubtful.pop(token, _NO_DOUBT) is _NO_DOUBT:
+        if not batch.doubtful or batch.doubtful.pop(token, _NO_DOUBT) is _NO_DOUBT:
             self._adapt(batch, len(message.body) + _OVERHEAD_BYTES, seconds)
         batch.outcomes[message.id] = outcome
         if type(outcome) is Published:
-            batch.follow(chain)
-        self._go_on(batch)
-        if not batch.in_flight:
+            self._counted[token] = batch, message.id, outcome
+            if chain is not None:
+                batch.follow(chain)
+        if batch.ready:
+            self._go_on(batch)
+        elif not batch.in_flight:
             batch.done.set()
 
     def _go_on(self, batch: _PublishBatch) -> None:
-        """Send what may leave now."""
-        try:
-            if batch.ready and self._client is not None:
-                self._fill(self._client, batch)
-        except (nats.errors.Error, OSError) as error:
-            batch.stop(f"connection lost: {str(error) or type(error).__name__}")
+        """Send soon what may leave now: once for all answers that came together."""
+        if not self._going_on:
+            asyncio.get_running_loop().call_soon(self._go_on_now)
+        if not batch.goes_on:
+            batch.goes_on = True
+            self._going_on.append(batch)
+
+    def _go_on_now(self) -> None:
+        due, self._going_on = self._going_on, []
+        for batch in due:
+            batch.goes_on = False
+            try:
+                if self._client is not None:
+                    self._fill(self._client, batch)
+            except (nats.errors.Error, OSError) as error:
+                batch.stop(f"connection lost: {str(error) or type(error).__name__}")
+            if not batch.in_flight:
+                batch.done.set()
 
     def _adapt(self, batch: _PublishBatch, size: int, seconds: float) -> None:
         """Adapt the limit of bytes under way to the link: halve it when answers are slow, else raise it."""
@@ -349,14 +455,16 @@ def _size(message: Message) -> int:
 # --- on the wire ---
 
 
-def publish_command(subject: str, reply: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The HPUB command of a message. Raises ValueError for a header or subject that would break its line."""
+def publish_head(subject: str, reply: str, headers: Mapping[str, str], size: int) -> bytes:
+    """The HPUB command of a message, without its body of ``size`` bytes and the line break after that.
+
+    Raises ValueError for a header or subject that would break its line.
+    """
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise ValueError("a header contains a line break")
-    head = f"NATS/1.0\r\n{lines}\r\n".encode()
-    line = f"HPUB {_checked(subject)} {reply} {len(head)} {len(head) + len(body)}\r\n"
-    return b"".join((line.encode(), head, body, b"\r\n"))
+    head = _HEAD_BYTES + (len(lines) if lines.isascii() else len(lines.encode()))
+    return f"HPUB {_checked(subject)} {reply} {head} {head + size}\r\nNATS/1.0\r\n{lines}\r\n".encode()
 
 
 @lru_cache(maxsize=4_096)
@@ -374,8 +482,10 @@ def read_puback(
     Any client may subscribe to the subject of an event and answer. ``sent``: the headers of the message.
     ``seconds``: how long the answer took.
     """
-    if plain := _ACK.fullmatch(data):
-        return _stored(plain[1].decode(), int(plain[2]), False, sent, seconds)
+    if plain := _ACK.fullmatch(data):  # so its name and its place are possible
+        stream = plain[1].decode()
+        meant = sent.get(EXPECTED_STREAM, stream) == stream
+        return _new(Published, (stream, int(plain[2]), False, seconds)) if meant else None
     if not data and headers and headers.startswith(_NO_RESPONDERS):
         return NoStream.missing(subject)
     answer = _object(data)

@@ -28,7 +28,7 @@ from relay.bus.context import RequestContext, next_span
 from relay.bus.errors import InvalidQuery
 from relay.bus.queries import Answerable
 from relay.bus.result import Maybe, Some
-from relay.concurrency import Slots, is_ours
+from relay.concurrency import Slots, apart, is_ours
 from relay.domain import querying, traceparent
 from relay.domain.actor import actor_of
 from relay.domain.disclosure import safe_text
@@ -134,7 +134,7 @@ class AnswerQueries:
     async def _ask(self, answerable: Answerable, body: bytes) -> Maybe[Any]:
         query = answerable.query(querying.read_query(body))
         if answerable.waits:
-            return await answerable.bus.ask_async(query)
+            return await apart(answerable.bus.ask_async(query))
         assert self._slots is not None
         failed: list[BaseException] = []
         result = await self._slots.in_thread(lambda: answerable.bus.ask(query), failed.append)

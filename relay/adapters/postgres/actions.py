@@ -7,9 +7,9 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.bounded import CELL, bounded
 from relay.adapters.postgres.paging import Row
 from relay.adapters.postgres.pool import Source
-from relay.adapters.postgres.sql import statement
 
 
 class Actions:
@@ -21,5 +21,5 @@ class Actions:
     async def find(self, wanted: Mapping[str, Any]) -> Sequence[Row]:
         """What operators did, the newest first. ``wanted``: the parameters of its statement."""
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("session/actions"), wanted)
+            await cursor.execute(await bounded(conn, "session/actions", wanted, CELL), wanted)
             return await cursor.fetchall()

@@ -82,7 +82,13 @@ class PostgresArchive:
         return tuple(found)
 
     async def batches(self, *, unannounced: bool = False) -> Sequence[Manifest]:
-        return await self._manifests("archive/batches", unannounced=unannounced)
+        every = {"newest": False, "limit": None, "offset": 0}
+        return await self._manifests("archive/batches", unannounced=unannounced, **every)
+
+    async def part(self, limit: int, offset: int, *, newest: bool) -> Sequence[Manifest]:
+        """Some of the batches, in order or the newest first."""
+        part = {"newest": newest, "limit": limit, "offset": offset}
+        return await self._manifests("archive/batches", unannounced=False, **part)
 
     async def announced(self, manifest: Manifest) -> None:
         async with self._source() as conn:

@@ -7,7 +7,7 @@ write these arrays than the server needs to insert the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 #: Bytes in hexadecimal digits. In an array, the backslash must be doubled.
@@ -22,6 +22,11 @@ def of_plain(elements: Iterable[Any]) -> str:
 def of_moments(elements: Iterable[datetime | None]) -> str:
     """Return an array of moments with a time zone."""
     return f"{{{','.join(['NULL' if it is None else it.isoformat() for it in elements])}}}"
+
+
+def of_spans(elements: Iterable[timedelta | None]) -> str:
+    """Return an array of lengths of time, whatever style the session has for them."""
+    return of_texts(None if it is None else f"{it // timedelta(microseconds=1)} microseconds" for it in elements)
 
 
 def of_texts(elements: Iterable[str | None]) -> str:

@@ -15,6 +15,7 @@ from relay.domain.backlogs import (
     AwayHandler,
     Backlogs,
     Brake,
+    FleetSessions,
     FullInbox,
     InboxBacklog,
     OutboxBacklog,
@@ -107,6 +108,7 @@ class PostgresBacklogReader:
                 parked=await _all(conn, "inbox/parked_backlog", Waiting),
                 brake=await _one(conn, "schedule/brake", Brake),
                 away=await _all(conn, "circuits/away", AwayHandler),
+                sessions=await _one(conn, "server/ours", FleetSessions),
             )
 
     async def _table(self, conn: Connection, table: str, result: type[Table]) -> Table:

@@ -19,14 +19,17 @@ from psycopg.errors import Diagnostic
 from sqlalchemy.exc import DBAPIError
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.row_texts import RowText, teach
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import (
     DuplicateMessage,
     FutureEvent,
     InvalidTimestamp,
+    NoTransaction,
     OutboxFull,
     RelayError,
     SchemaMissing,
+    UnsupportedTarget,
     WriteConflict,
 )
 from relay.domain.model import OutboxEvent
@@ -77,17 +80,19 @@ def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
     return _insert_into("outbox/insert", events[0].schema), parameters
 
 
-_TASK: Final = ("type", "payload", "queue", "priority", "available_at", "delay", "concurrency_key")
+_TASK_TEXTS: Final = ("type", "payload", "queue", "concurrency_key")
 
 
-def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, list[Any]]]:
+def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, str]]:
     """Return the statement that records ``tasks`` of one schema, in pyformat style, and its parameters."""
-    parameters: dict[str, list[Any]] = {name: [getattr(task, name) for task in tasks] for name in _TASK}
+    parameters = {name: array.of_texts([getattr(task, name) for task in tasks]) for name in _TASK_TEXTS}
     for name in _IDS:
-        values = [getattr(task, name) for task in tasks]
-        parameters[name] = [None if value is None else str(value) for value in values]
-    parameters["metadata"] = [_json(task.metadata) for task in tasks]
-    parameters["originals"] = [_json(task.originals) if task.originals else None for task in tasks]
+        parameters[name] = array.of_plain([getattr(task, name) for task in tasks])
+    parameters["priority"] = array.of_plain([int(task.priority) for task in tasks])
+    parameters["available_at"] = array.of_moments([task.available_at for task in tasks])
+    parameters["delay"] = array.of_spans([task.delay for task in tasks])
+    parameters["metadata"] = array.of_texts([_json(task.metadata) for task in tasks])
+    parameters["originals"] = array.of_texts([_json(it.originals) if it.originals else None for it in tasks])
     return _insert_into("tasks/insert", tasks[0].schema), parameters
 
 
@@ -95,7 +100,7 @@ def _json(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values)) if values else "{}"
 
 
-def statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+def statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, RowText]]]:
     """Yield the statements that record ``rows``, in pyformat style, with their parameters.
 
     All callers take the schemas in the same order, so that two transactions cannot deadlock over keys.
@@ -106,9 +111,13 @@ def statements(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from statements([row for row in rows if row.schema == schema])
         return
     if events := [row for row in rows if isinstance(row, OutboxEvent)]:
-        yield insert(events)
+        yield _of_texts(*insert(events))
     if tasks := [row for row in rows if isinstance(row, BackgroundTask)]:
-        yield insert_tasks(tasks)
+        yield _of_texts(*insert_tasks(tasks))
+
+
+def _of_texts(sql: str, parameters: dict[str, str]) -> tuple[str, dict[str, RowText]]:
+    return sql, {name: RowText(value) for name, value in parameters.items()}
 
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
@@ -119,15 +128,14 @@ def numbered(sql: str, parameters: Mapping[str, Any]) -> tuple[str, tuple[Any, .
 
     asyncpg asks the server for the type of a parameter. Arrays that are text already must stay text.
     """
-    text, names = _numbered(sql, all(isinstance(value, str) for value in parameters.values()))
+    text, names = _numbered(sql)
     return text, tuple(parameters[name] for name in names)
 
 
 @cache
-def _numbered(sql: str, literal: bool) -> tuple[str, list[str]]:
+def _numbered(sql: str) -> tuple[str, list[str]]:
     names = list(dict.fromkeys(_PARAMETER.findall(sql)))
-    suffix = "::text" if literal else ""
-    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}{suffix}", sql), names
+    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}::text", sql), names
 
 
 # --- what the database refuses ---
@@ -137,7 +145,9 @@ _ID_CONSTRAINTS: Final = ("outbox_events_pkey", "uq_outbox_original", "task_outb
 
 @contextmanager
 def refusals(driver: Any) -> Iterator[None]:
-    """Raise our own error when the database refuses a row, and log its warnings. The driver's error is its cause.
+    """Make a driver ready for rows. Raise our own error when the database refuses one; the driver's is its cause.
+
+    The warnings of the database are logged.
 
     ``driver``: the connection of psycopg or asyncpg. The transaction stays as the driver has left it. Other
     errors, such as a lost connection, pass unchanged.
@@ -147,6 +157,7 @@ def refusals(driver: Any) -> Iterator[None]:
         if hasattr(driver, "add_notice_handler")
         else (driver.add_log_listener, driver.remove_log_listener, _hear_asyncpg)
     )
+    teach(driver)
     listen(hear)
     try:
         yield
@@ -213,13 +224,23 @@ def _refusal(error: BaseException) -> RelayError | None:  # noqa: PLR0911 - one 
             )
         case "23514", "chk_outbox_producer" | "chk_task_producer":
             return InvalidTimestamp("must be a time of the years 1 to 9999", field="available_at")
-        case "22007" | "22008", _:  # invalid format of a time, overflow
+        case "22007" | "22008" | "22015", _:  # invalid format of a time, overflow of a time or of an interval
             return InvalidTimestamp("PostgreSQL cannot hold a time of this row")
         case "40P01" | "40001" | "55P03", _:  # deadlock, serialization failure, lock not available
             return WriteConflict(
                 "another transaction writes the same keys",
                 hint="roll back and run the whole transaction again; "
                 "transactions that add their events by add_many or a session do not get in each other's way",
+            )
+        case "25006", _:  # the transaction only reads
+            return UnsupportedTarget(
+                "its transaction only reads, or its server is a replica",
+                field="target",
+                hint="write on the primary, in a transaction that may write",
+            )
+        case "25P02", _:  # in a transaction that has failed
+            return NoTransaction(
+                "its transaction has failed before", field="target", hint="roll back, and run the whole again"
             )
         case "42P01" | "42703" | "42883", _:  # undefined table, column, function
             return SchemaMissing(

@@ -17,23 +17,30 @@ from typing import Final, Protocol
 from relay.adapters.postgres.budget import LEAST, MOST, Budget
 from relay.adapters.postgres.pool import Pool, query
 from relay.concurrency import end, is_cancelled
+from relay.domain.backlogs import FLEET_PART
 from relay.domain.errors import DatabaseUnreachable, QueueUnreachable, SchemaMissing
 from relay.domain.members import LOST_AFTER_S, Seen
 
 _log = logging.getLogger("relay")
 
-#: The whole fleet takes this part of what a server allows.
-_PART: Final = 3
+#: So many connections each process keeps before workers listen to contexts, one worker to each.
+_KEPT: Final = 4
+#: To so many contexts a worker may listen if a pooler hides what the server allows.
+_HEARD_BEHIND_POOLER: Final = 8
 #: The process gives way while fewer than this part of all places are free.
 _SPARE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class FitTimes:
-    """``every``: seconds between two looks. ``at_first``: the limit of connections before the first look."""
+    """``every``: seconds between two looks. ``at_first``: the limit of connections before the first look.
+
+    ``early``: the seconds between the first looks, while other processes of the fleet start, too.
+    """
 
     every: float = 10.0
     at_first: int = 8
+    early: tuple[float, ...] = (1.0, 1.0, 3.0)
 
 
 FIT_TIMES: Final = FitTimes()
@@ -54,6 +61,8 @@ class _Server:
     pools: list[Pool] = field(default_factory=list)
     pooled: bool = False
     told: int = 0
+    #: To so many of these a worker may listen.
+    heard: int = 0
 
 
 class FitConnections:
@@ -69,11 +78,15 @@ class FitConnections:
         """Fit the budget of a context's pool. ``pooled``: a pooler is between, which decides itself."""
         server = next((it for it in self._servers if it.budget is budget), None)
         if server is None:
-            server = _Server(budget, pooled=pooled)
+            server = _Server(budget, pooled=pooled, heard=_HEARD_BEHIND_POOLER if pooled else 0)
             self._servers.append(server)
             if self._most is None and not pooled:
                 budget.fit(self._times.at_first)
         server.pools.append(pool)
+
+    def may_listen(self, pool: Pool) -> bool:
+        """Whether the server has room for a worker that listens to a pool's context, too."""
+        return any(pool in server.pools[: server.heard] for server in self._servers)
 
     def start(self) -> None:
         """Look at once, and then in fixed intervals."""
@@ -85,9 +98,10 @@ class FitConnections:
             await end(self._task)
 
     async def _run(self) -> None:
+        pauses = iter(self._times.early)
         while not is_cancelled():
             await self.look()
-            await asyncio.sleep(self._times.every)
+            await asyncio.sleep(next(pauses, self._times.every))
 
     async def look(self) -> None:
         """Fit all budgets now. A server or a Redis that is away changes nothing."""
@@ -104,26 +118,35 @@ class FitConnections:
         for pool in server.pools:
             with suppress(DatabaseUnreachable, SchemaMissing):
                 async with pool.connection() as conn:
-                    [(allowed, free)] = await query(conn, "server/allowed")
-                self._tell(server, allowed, free)
+                    [(allowed, free, ours)] = await query(conn, "server/allowed")
+                self._tell(server, allowed, free, ours)
                 return
         # Nobody knows. After a refusal this lets the process try again.
         server.budget.fit(server.budget.most)
 
-    def _tell(self, server: _Server, allowed: int, free: int) -> None:
-        # The scheduler is one process more, and listens to each context besides.
-        processes, listening = self._workers + 1, len(server.pools)
-        fair = max(LEAST, min(MOST, (allowed // _PART - listening) // processes))
-        most = self._most or fair
-        if free < max(LEAST, allowed // _SPARE):
+    def _tell(self, server: _Server, allowed: int, free: int, ours: int) -> None:
+        # The scheduler is one process more. Besides, it listens to each context, and somebody looks at each:
+        # health, probes, operators. To as many as there is room for, a worker listens, too.
+        processes, contexts, part = self._workers + 1, len(server.pools), allowed // FLEET_PART
+        heard = max(0, min(contexts, part - 2 * contexts - _KEPT * processes))
+        beside = 2 * contexts + heard
+        fair = max(LEAST, min(MOST, (part - beside) // processes))
+        # A new process takes no more than the others have left. At their next look they know of it.
+        left = server.budget.open + part - ours
+        most, spare = self._most or max(LEAST, min(fair, left)), max(LEAST, allowed // _SPARE)
+        if free < spare:
             server.budget.refused()
+            server.heard = 0
+        elif free >= spare + heard:
+            # Not sooner, or they would take the places that they have just given back.
+            server.heard = heard
         server.budget.fit(most)
-        if server.told == most:
+        if server.told == (self._most or fair):
             return
-        server.told = most
+        server.told = self._most or fair
         if self._most is None:
-            _log.info("takes up to %d connections: the server allows %d, %d processes", most, allowed, processes)
-        elif processes * most + listening > allowed:
+            _log.info("takes up to %d connections: the server allows %d, %d processes", fair, allowed, processes)
+        elif processes * most + beside > allowed:
             _log.warning(
                 "max_connections = %d does not fit: %d processes, and the server allows %d; remove the setting",
                 *(most, processes, allowed),

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psycopg
 from psycopg import IsolationLevel
-from psycopg.adapt import AdaptersMap
 from psycopg.errors import InvalidSqlStatementName
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus
 from psycopg.pq.abc import PGresult
-from sqlalchemy import Connection, StaticPool, create_engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import Connection, PoolProxiedConnection, StaticPool, create_engine
+from sqlalchemy.exc import DBAPIError, InterfaceError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -26,9 +25,30 @@ from relay.adapters.postgres.adapters import ENCODING
 from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.failures import NO_ROOM, reason
-from relay.adapters.postgres.lazy_transactions import DIALECT, LazyAsyncConnection, LazyConnection
-from relay.adapters.postgres.pipeline import BEGIN, COMMIT, ROLLBACK, Command, as_sent, exchange, fetch_all, rows
-from relay.adapters.postgres.pool import has_input, prepares
+from relay.adapters.postgres.lazy_transactions import DIALECT, LazyAsyncConnection, LazyConnection, LazyCursor
+from relay.adapters.postgres.lent_sessions import (
+    BEGINNINGS,
+    CLEANING_MORE,
+    ISOLATION,
+    OF_A_POOLER,
+    Usual,
+    cleaning,
+    lent,
+    milliseconds,
+)
+from relay.adapters.postgres.pipeline import (
+    BEGIN,
+    COMMIT,
+    ROLLBACK,
+    Command,
+    Prepared,
+    Sent,
+    as_sent,
+    exchange,
+    fetch_all,
+    rows,
+)
+from relay.adapters.postgres.pool import at_rest, has_input, prepares
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.targets import write_later
 from relay.domain.errors import ClaimLost, ConnectionsBusy
@@ -36,56 +56,14 @@ from relay.failpoints import enabled, reach
 
 #: Asks for the server process of a transaction. Behind a pooler, the number from the connect is not this process.
 _PROCESS: Final[Command] = ("session/process", {})
-
-
-#: What a function may leave behind in its session. Nothing of it reaches the next one.
-_CLEANING: Final[Sequence[Command]] = [
-    (f"session/{name}", {})
-    for name in (
-        *("unlock", "reset_authorization", "reset_settings", "close_cursors", "unlisten", "drop_temporary"),
-    )
-]
-_ISOLATION: Final[Command] = ("session/isolation", {})
-#: How a transaction of a function begins, by what its database says about isolation.
-_BEGINNINGS: Final[Mapping[str, Command]] = {
-    "repeatable read": ("session/begin_repeatable_read", {}),
-    "serializable": ("session/begin_serializable", {}),
-}
-
-
-def _lent(limit: timedelta | None) -> Command:
-    """Return the statement that makes a session ready for functions. ``limit``: of their transactions."""
-    return "session/lent", {"limit": "0" if limit is None else _milliseconds(limit)}
-
-
-def _milliseconds(limit: timedelta) -> str:
-    return str(max(1, limit // timedelta(milliseconds=1)))
+_BEGIN, _COMMIT, _ROLLBACK = as_sent(BEGIN), as_sent(COMMIT), as_sent(ROLLBACK)
+_OF_A_POOLER: Final = [as_sent(it) for it in OF_A_POOLER]
+_CLEANING_MORE: Final = [as_sent(it) for it in CLEANING_MORE]
 
 
 def limiting(limit: timedelta, *, local: bool) -> Command:
     """Return the statement that limits a transaction (``local``), or all that follow on a connection."""
-    return "session/limit", {"limit": _milliseconds(limit), "local": local}
-
-
-def resetting(driver: LazyConnection | LazyAsyncConnection, limit: timedelta) -> bytes:
-    """Return the text that undoes the settings of a function within a transaction; nothing behind a pooler."""
-    if not prepares(driver):
-        return b""
-    name, values = _lent(limit)
-    return f"RESET ALL; {statement(name).replace('%(limit)s', repr(values['limit']))}".encode()
-
-
-class _Usual:
-    """What a connection is when it is lent. A function may change any of it."""
-
-    def __init__(self, driver: Any) -> None:
-        self._parts = driver.row_factory, driver.cursor_factory, driver.prepare_threshold
-        self._adapters = AdaptersMap(driver.adapters)
-
-    def restore(self, driver: Any) -> None:
-        """Make the connection as it was."""
-        driver.row_factory, driver.cursor_factory, driver.prepare_threshold = self._parts
-        driver._adapters = AdaptersMap(self._adapters)  # noqa: SLF001 - the driver offers no other way
+    return "session/limit", {"limit": milliseconds(limit), "local": local}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +97,29 @@ class FunctionTransaction:
         self.connection = connection
         self._outer = outer
         self._later = later
+        self._session: Session | None = None
 
-    @cached_property
+    @property
     def session(self) -> Session:
         """The session, which works in a savepoint of its own."""
-        session = Session(self._outer(), join_transaction_mode="create_savepoint")
-        if self._later is not None:
-            write_later(session, self._later)
-        return session
+        if self._session is None:
+            self._session = Session(self._outer(), join_transaction_mode="create_savepoint")
+            if self._later is not None:
+                write_later(self._session, self._later)
+        return self._session
 
-    @contextmanager
-    def used(self) -> Iterator[FunctionTransaction]:
-        """Commit the session when the block ends without an error."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Commit the session if there was no error."""
+        if self._session is None:
+            return
         try:
-            yield self
-            if "session" in self.__dict__ and self.session.in_transaction():
-                self.session.commit()
+            if error is None and self._session.in_transaction():
+                self._session.commit()
         finally:
-            if "session" in self.__dict__:
-                self.session.close()
+            self._session.close()
 
 
 class AsyncFunctionTransaction:
@@ -171,11 +153,61 @@ class AsyncFunctionTransaction:
                 await asyncio.shield(self.session.close())
 
 
+class _Held(PoolProxiedConnection):
+    """What SQLAlchemy holds a driver by, for one transaction. Once it is closed, nobody reaches the driver by it.
+
+    A pool would give the same to each borrower anew, which takes as long as a small statement.
+    """
+
+    def __init__(self, driver: LazyConnection) -> None:
+        self.dbapi_connection: Any = driver
+        self.info: dict[Any, Any] = {}
+
+    @property
+    def driver_connection(self) -> Any:  # type: ignore[override]
+        """The driver's connection; None once this is closed."""
+        return self.dbapi_connection
+
+    @property
+    def record_info(self) -> None:
+        """Nothing: it has no pool."""
+        return
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is not closed yet."""
+        return self.dbapi_connection is not None
+
+    @property
+    def is_detached(self) -> bool:
+        """No: it has no pool."""
+        return False
+
+    def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:
+        """Close the driver's connection: it is broken."""
+        if self.dbapi_connection is not None and not soft:
+            self.dbapi_connection.pgconn.finish()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self.dbapi_connection = None
+
+    def _close_special(self, transaction_reset: bool = False) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.dbapi_connection is None:
+            raise InterfaceError(name, None, psycopg.InterfaceError("the function has returned"))
+        return getattr(self.dbapi_connection, name)
+
+
 class FunctionConnection:
     """A connection to lend to one thread at a time, with an engine on top for functions that use a session."""
 
     def __init__(self, driver: LazyConnection) -> None:
         self.driver = driver
+        driver.cursor_factory = LazyCursor
         # Errors and logs must not show what a handler writes.
         self._engine = create_engine(
             DIALECT,
@@ -188,23 +220,33 @@ class FunctionConnection:
         self._engine.connect().close()
         driver.rollback()
         self._outer: Connection | None = None
+        self._held: _Held | None = None
         #: The statements that the connection knows by name; None behind a pooler in transaction mode.
-        self._prepared: set[bytes] | None = set() if prepares(driver) else None
+        self._prepared = Prepared() if prepares(driver) else None
         #: The server process of the open transaction.
         self.pid = driver.info.backend_pid
-        self._usual, self._begin = _Usual(driver), BEGIN
+        driver.usual, self._begin = Usual(driver), _BEGIN
         self._input, self._room = select.poll(), select.poll()
         self._input.register(driver.pgconn.socket, select.POLLIN)
         self._room.register(driver.pgconn.socket, select.POLLOUT)
         self._limit: timedelta | None = None
+        self._cleaning = _OF_A_POOLER
         if self._prepared is not None:
-            level, _ = self._exchange(_ISOLATION, _lent(None))
-            self._begin = _BEGINNINGS.get(rows(level, driver)[0]["level"], BEGIN)
+            self._cleaning = [as_sent(it) for it in cleaning(None)]
+            found, _ = self._exchange(as_sent(ISOLATION), as_sent(lent(None)))
+            [usual] = rows(found, driver)
+            driver.path, self._begin = usual["path"], as_sent(BEGINNINGS.get(usual["level"], BEGIN))
 
     def outer(self) -> Connection:
         """Return SQLAlchemy's view of the open transaction: a new one for each, as it numbers the savepoints."""
         if self._outer is None:
-            self._outer = self._engine.connect()
+            told = self._engine.pool.dispatch
+            if told.checkout or told.checkin or told.reset:
+                # An application listens to all pools.
+                self._outer = self._engine.connect()
+            else:
+                self._held = _Held(self.driver)
+                self._outer = Connection(self._engine, self._held)
             self._outer.begin()
         return self._outer
 
@@ -218,7 +260,7 @@ class FunctionConnection:
 
     def run(self, command: Command) -> list[dict[str, Any]]:
         """Run a statement by itself and return its rows."""
-        return rows(self._exchange(command)[0], self.driver)
+        return rows(self._exchange(as_sent(command))[0], self.driver)
 
     def begin(self, limit: timedelta) -> None:
         """Begin the transaction of functions."""
@@ -227,15 +269,15 @@ class FunctionConnection:
             self._exchange(self._begin)
         else:
             # Behind a pooler the session is shared, so only limits of the transaction are safe.
-            *_, found = self._exchange(BEGIN, limiting(limit, local=True), _PROCESS)
+            *_, found = self._exchange(_BEGIN, as_sent(limiting(limit, local=True)), as_sent(_PROCESS))
             self.pid = rows(found, self.driver)[0]["pid"]
         self.driver.lent = True
 
     def begin_late(self, limit: timedelta) -> None:
         """Begin the transaction of functions later, with the first command that is sent."""
         self._keep_to(limit)
-        begin = as_sent(self._begin).text if self._prepared is not None else self._begin_limited(limit)
-        self.driver.begin_step(begin)
+        alone = self._prepared is not None
+        self.driver.begin_late(self._begin.text if alone else self._begin_limited(limit), alone=alone)
         self.driver.lent = True
 
     @property
@@ -246,42 +288,58 @@ class FunctionConnection:
     def settle(self, settlement: Settlement) -> None:
         """End the row and commit, in one round trip. Raises ClaimLost; then nothing is committed."""
         self.driver.kept = None
-        end = settlement.statement, settlement.parameters
+        end = [as_sent(it) for it in (*self.driver.home, (settlement.statement, settlement.parameters))]
         try:
             if enabled():
-                self._exchange(end)
+                self._exchange(*end)
                 reach("after_mark_before_handler_commit")
-                self._end(COMMIT)
+                self._end(_COMMIT)
             else:
-                self._end(end, COMMIT)
+                self._end(*end, _COMMIT)
         except psycopg.errors.DivisionByZero:
             raise ClaimLost("another worker has the row now; what was written is rolled back") from None
 
     def commit(self) -> None:
         """Commit a transaction whose rows the borrowers have settled."""
-        self._end(COMMIT)
+        self._end(_COMMIT)
 
     def end(self) -> None:
         """Roll back what is still open."""
         self.driver.lent = False
-        self.driver.before = self.driver.kept = None
+        self.driver.forget_steps()
         with suppress(psycopg.Error, SQLAlchemyError):
             if not self.idle:
-                self._end(ROLLBACK)
-        outer, self._outer = self._outer, None
-        with suppress(psycopg.Error, SQLAlchemyError):
-            if outer is not None:
-                # SQLAlchemy asks the driver for a rollback, but nothing is open any more.
-                outer.close()
-        self._usual.restore(self.driver)
+                self._end(_ROLLBACK)
+            elif self.driver.undone:
+                self._end()
+        if self._outer is not None:
+            self._close_outer(self._outer)
+        self.driver.restore()
+        if self.driver.renamed:
+            self.finish()
 
-    def _end(self, *commands: Command) -> None:
+    def _close_outer(self, outer: Connection) -> None:
+        self._outer = None
+        if self._held is not None:
+            # Nothing is open any more, so SQLAlchemy need not ask the driver for a rollback.
+            self._held.close()
+            self._held = None
+        with suppress(psycopg.Error, SQLAlchemyError):
+            outer.close()
+
+    def _end(self, *commands: Sent) -> None:
         """End the transaction, and clean the session in the same round trip. A session that stays dirty is closed.
 
         Locks of the session are released after the commit: another function must not go on before.
         """
-        cleaning = [] if self._prepared is None else [*_CLEANING, _lent(self._limit)]
-        if len(self._exchange(*commands, *cleaning, late=len(cleaning))) < len(commands) + len(cleaning):
+        self.driver.undone = False
+        results = self._exchange(*commands, *self._cleaning, late=len(self._cleaning))
+        if len(results) < len(commands) + len(self._cleaning):
+            self.finish()
+        elif self._prepared is not None and results[-2].get_value(0, 0) != b"f":
+            with suppress(psycopg.Error):
+                self._exchange(*_CLEANING_MORE)
+                return
             self.finish()
 
     def finish(self) -> None:
@@ -290,16 +348,20 @@ class FunctionConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether the connection is open without an open transaction."""
-        return self.driver.pgconn.transaction_status == TransactionStatus.IDLE
+        """Whether the connection is open without an open transaction or pipeline."""
+        return at_rest(self.driver.pgconn)
 
-    def _exchange(self, *commands: Command, late: int = 0) -> list[PGresult]:
+    def _exchange(self, *statements: Sent, late: int = 0) -> list[PGresult]:
         """Run statements in one round trip, and wait in this thread. ``late``: see `exchange`."""
+        libpq, prepared = self.driver.pgconn, None if self.driver.renamed else self._prepared
+        if libpq.pipeline_status != PipelineStatus.OFF:
+            self.finish()
+            raise psycopg.ProgrammingError("a pipeline was left open: open it with `with`, and it ends there")
         if self.driver.forgotten:
             self.driver.forgotten = False
-            if self._prepared is not None:
-                self._prepared.clear()
-        waits = exchange(self.driver.pgconn, self._prepared, [as_sent(it) for it in commands], late)
+            if prepared is not None:
+                prepared.clear()
+        waits = exchange(libpq, prepared, statements, late)
         try:
             while True:
                 (self._room if next(waits) else self._input).poll()
@@ -309,8 +371,9 @@ class FunctionConnection:
     def _keep_to(self, limit: timedelta) -> None:
         """Set the limits of transactions, in a round trip of its own, so that no rollback undoes them."""
         if self._prepared is not None and limit != self._limit:
-            self._exchange(limiting(limit, local=False))
+            self._exchange(as_sent(limiting(limit, local=False)))
             self._limit = limit
+            self._cleaning = [as_sent(it) for it in cleaning(limit)]
 
     def _begin_limited(self, limit: timedelta) -> bytes:
         """Return the text that begins a transaction with its limits."""
@@ -331,26 +394,36 @@ class AsyncFunctionConnection:
         self.engine = create_async_engine(
             DIALECT, async_creator=connected, poolclass=StaticPool, hide_parameters=True
         )
-        self._usual = _Usual(driver)
 
     async def prepare(self) -> None:
         """Make the new session ready for functions. Raises psycopg's errors."""
+        # The engine's first connection asks the server a few questions, and may add to the adapters.
+        try:
+            await (await self.engine.connect()).close()
+        except DBAPIError as error:
+            raise error.orig or error from None
+        self.driver.usual = Usual(self.driver)
         if prepares(self.driver):
-            (level,), _ = await fetch_all(self.driver, [as_sent(_ISOLATION), as_sent(_lent(None))])
-            if level["level"] in _BEGINNINGS:
-                await self.driver.set_isolation_level(IsolationLevel[level["level"].replace(" ", "_").upper()])
+            (usual,), _ = await fetch_all(self.driver, [as_sent(ISOLATION), as_sent(lent(None))])
+            self.driver.path, level = usual["path"], usual["level"]
+            if level in BEGINNINGS:
+                await self.driver.set_isolation_level(IsolationLevel[level.replace(" ", "_").upper()])
 
     async def clean(self) -> None:
         """Undo what a coroutine has left behind. A session that stays dirty is closed."""
-        self._usual.restore(self.driver)
+        self.driver.restore()
+        if self.driver.renamed:
+            self.finish()
         if not prepares(self.driver) or not self.idle:
             return
-        cleaning = [as_sent(it) for it in (*_CLEANING, _lent(None))]
+        undone = [as_sent(it) for it in cleaning(None)]
         try:
             try:
-                await fetch_all(self.driver, cleaning)
+                *_, [found], _ = await fetch_all(self.driver, undone)
             except InvalidSqlStatementName:
-                await fetch_all(self.driver, cleaning)
+                *_, [found], _ = await fetch_all(self.driver, undone)
+            if found["more"]:
+                await fetch_all(self.driver, _CLEANING_MORE)
         except BaseException:
             self.finish()
             raise
@@ -362,8 +435,8 @@ class AsyncFunctionConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether the connection is open without an open transaction."""
-        return self.driver.pgconn.transaction_status == TransactionStatus.IDLE
+        """Whether the connection is open without an open transaction or pipeline."""
+        return at_rest(self.driver.pgconn)
 
     def finish(self) -> None:
         """Close the connection at once, in any thread."""

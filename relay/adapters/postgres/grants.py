@@ -6,7 +6,8 @@ changes no table. An application records events and tasks in its own transaction
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from relay.adapters.postgres.failures import reaching
+from relay.adapters.postgres.pool import dial
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError
 
@@ -114,6 +116,9 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_unpacks": _CALLED_BY_RELAY,
     "relay_incident_state": _CALLED_BY_RELAY,
 }
+#: Only the fleet is given this.
+OF_FLEET: Final = "relay_attempt"
+_RIGHT: Final = re.compile(r"([A-Z]+)(?: \(([^)]*)\))?")
 _KINDS: Final = (("TABLE", TABLES), ("SEQUENCE", SEQUENCES), ("FUNCTION", FUNCTIONS))
 
 #: A view of MicroDAO. An application sees the state of its events and reads no payload.
@@ -157,10 +162,33 @@ def statements(relay: Sequence[str], application: Sequence[str]) -> list[str]:
     return [statement.as_string(None) for statement in composed]
 
 
+def beyond(given: Iterable[tuple[str, str, str, str | None, bool]]) -> dict[str, list[str]]:
+    """What roles may do besides what `statements` gives them: by role, such as ``UPDATE on outbox_events``.
+
+    ``given``: what ``server/grants`` finds.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for role, table, privilege, column, of_fleet in given:
+        rights = TABLES.get(table, Rights())
+        usual = _parts(rights.relay if of_fleet else rights.application)
+        if column not in usual.get(privilege, ()):
+            where = table if column is None else f"{table} ({column})"
+            found.setdefault(role, {})[f"{privilege} on {where}"] = None
+    return {role: [*texts] for role, texts in found.items()}
+
+
+def _parts(rights: str) -> dict[str, set[str | None]]:
+    """The columns of each right; None among them stands for the whole table."""
+    return {
+        name: {None, *columns.split(", ")} - ({None} if columns else {""})
+        for name, columns in _RIGHT.findall(rights)
+    }
+
+
 def grant(url: str, relay: Sequence[str], application: Sequence[str]) -> None:
     """Run `statements`. Raises DatabaseUnreachable, and ConfigurationError when the server refuses."""
     with reaching():
-        connection = psycopg.connect(url, connect_timeout=5, application_name="jetrelay-grants")
+        connection = dial(url, connect_timeout=5, application_name="jetrelay-grants")
     with connection:
         _refuse_the_owner(connection, {*relay, *application})
         try:

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from relay.adapters.postgres import array
-from relay.adapters.postgres.pipeline import Command, fetch
+from relay.adapters.postgres.pipeline import Command, fetch, fetch_tuples
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.concurrency import Batcher
@@ -53,6 +53,8 @@ _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "originals": _originals,
     "source_id": array.of_plain,
 }
+#: Stands for the statement that inserts, and whose commit does not wait for the disk.
+_INSERT_SOON: Final = "inbox/insert soon"
 _LOOK_INTERVAL_S: Final = 60.0
 #: What the claims of one statement share: the lease, and the number of attempts after which a message is given up.
 _Terms: TypeAlias = tuple[timedelta, int]
@@ -77,12 +79,12 @@ class PostgresInboxAdapter:
         self._pings: Batcher[None, None] = Batcher(self._ping)
         self._claims: dict[_Terms, Batcher[UUID, ClaimedMessage | None]] = {}
 
-    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+    async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
         """See the port. Raises MalformedMessage when PostgreSQL refuses a value of the batch."""
         if not rows:
             return []
         async with self._pool.connection() as conn:
-            return await insert(conn, "inbox/insert", rows)
+            return await insert(conn, "inbox/insert" if lasting else _INSERT_SOON, rows)
 
     async def claim(
         self, message_id: UUID, lease: timedelta, max_attempts: int = UNLIMITED_ATTEMPTS
@@ -94,12 +96,27 @@ class PostgresInboxAdapter:
                 self._claims[terms] = Batcher(partial(self._claim_together, terms))
             if (claim := await self._claims[terms].ask(message_id)) is not None:
                 return claim
-        claims = await self._fetch(self.claim_command(message_id, *terms))
+        return await self.claim_alone(message_id, *terms)
+
+    async def claim_alone(self, message_id: UUID, lease: timedelta, max_attempts: int) -> ClaimedMessage | None:
+        """Claim a row by a statement of its own, which waits if the row is locked."""
+        claims = await self._fetch(self.claim_command(message_id, lease, max_attempts))
         return claims[0] if claims else None
 
+    async def claim_many(
+        self, ids: Sequence[UUID], others: Sequence[UUID], lease: timedelta, max_attempts: int
+    ) -> Mapping[UUID, ClaimedMessage]:
+        """Claim rows, and also the others that were never tried, by one statement. It skips locked rows."""
+        fetched = await self._fetch(claim_many_command([*ids, *others], ids, lease, max_attempts))
+        return {claim.row.message_id: claim for claim in fetched}
+
+    async def unclaim(self, claims: Sequence[ClaimedMessage]) -> None:
+        """Undo claims that have not begun, and the attempts that they counted."""
+        async with self._pool.connection() as conn:
+            await fetch(conn, ("inbox/unclaim", ids_and_tokens(claims)))
+
     async def _claim_together(self, terms: _Terms, ids: Sequence[UUID]) -> Sequence[ClaimedMessage | None]:
-        fetched = await self._fetch(claim_many_command(ids, ids, *terms))
-        claims = {claim.row.message_id: claim for claim in fetched}
+        claims = dict(await self.claim_many(ids, (), *terms))
         # If two callers asked for the same message, the first one gets it.
         return [claims.pop(id, None) for id in ids]
 
@@ -278,7 +295,10 @@ async def _insert(
     arrays["reason"] = array.of_texts(None if it is None else clean(it.reason) for it in verdicts)
     arrays["kind"] = array.of_plain(None if it is None else it.kind.value for it in verdicts)
     try:
-        inserted = await query(conn, name, **arrays, **more)
+        if name == _INSERT_SOON:
+            [_, inserted] = await fetch_tuples(conn, [("session/commit_soon", {}), ("inbox/insert", arrays)])
+        else:
+            inserted = await query(conn, name, **arrays, **more)
     except psycopg.DataError as error:
         # The server's own message may quote the value.
         raise MalformedMessage(f"the inbox cannot store it: {safe_text(error)}") from None

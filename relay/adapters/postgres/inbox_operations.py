@@ -98,16 +98,16 @@ class PostgresMessageOperations(Operations):
         async with self._source() as conn:
             return [key for (key,) in await query(conn, "inbox/rows_of", id=id)]
 
-    async def get(self, id: Id) -> Row | None:
+    async def get(self, id: Id, *, body: bool = True) -> Row | None:
         """One message with its headers, its body and its history, or None.
 
         If no row has ``id`` as its key, this is the row of one of the subscriptions. ``others`` names those of the
         other ones.
         """
         key = _key(id)
-        row = await self._detail("inbox/message", key)
+        row = await self._detail(key, body=body)
         if row is None and (keys := await self._rows_of(key)):
-            row = await self._detail("inbox/message", min(keys))
+            row = await self._detail(min(keys), body=body)
         return None if row is None else _shown(row)
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:

@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.bounded import CELL, bounded
 from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.row_operations import Operations, as_key, audit, coded, named, reasons, who
@@ -128,9 +129,9 @@ class PostgresIncidents(Operations):
     def _key(self, row: Row) -> Any:
         return row["id"]
 
-    async def get(self, id: int) -> Row | None:
+    async def get(self, id: int, *, body: bool = True) -> Row | None:
         """One incident with its headers, its original message and its history, or None."""
-        row = await self._detail("incidents/incident", id)
+        row = await self._detail(id, body=body)
         return None if row is None else coded(named(row, "message_id"), "reason")
 
     async def requeue(self, ids: Sequence[int], by: Operator) -> Outcome:
@@ -289,10 +290,11 @@ async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, 
 class PostgresParkedKeys(Operations):
     """Only changes rows: the sweep then finds the messages that may run."""
 
-    async def list(self) -> Sequence[Row]:
-        """All parked keys, the longest parked first."""
+    async def list(self, limit: int, offset: int) -> Sequence[Row]:
+        """Some of the parked keys, the longest parked first."""
+        which = {"limit": limit, "offset": offset}
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement("inbox/parked_keys"))
+            await cursor.execute(await bounded(conn, "inbox/parked_keys", which, CELL), which)
             return [named(row, "head") for row in await cursor.fetchall()]
 
     async def release(self, keys: Sequence[str] | None, subscription: str | None, by: Operator) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
 
 from relay.adapters.postgres.failures import reached, reaching
-from relay.adapters.postgres.grants import FUNCTIONS, TABLES
+from relay.adapters.postgres.grants import FUNCTIONS, OF_FLEET, TABLES, beyond
 from relay.adapters.postgres.pool import AsyncConnection, Connection, query
 from relay.adapters.postgres.revisions import MigrationStatus, compared
 from relay.domain.disclosure import first_line
@@ -109,7 +109,8 @@ class DatabaseDetails:
     ``pooler``: what is between us and the server: "" for nothing, "transaction" for a pooler that changes the
     session between transactions, "pooler" for another. ``hidden``: how many sessions of others cannot be seen.
     ``blocked``: sessions of the relay that wait for a lock.
-    ``lacking``: rights that our role needs and does not have. ``leader``: the scheduler that leads, if one does.
+    ``lacking``: rights that our role needs and does not have. ``beyond``: those of other roles that no producer
+    needs, by role. ``leader``: the scheduler that leads, if one does.
     ``paused``: cron jobs that an operator has paused. ``role``: ours.
     """
 
@@ -121,6 +122,7 @@ class DatabaseDetails:
     holders: Sequence[Holder] = ()
     tables: Sequence[TableState] = ()
     lacking: Sequence[str] = ()
+    beyond: Mapping[str, Sequence[str]] = field(default_factory=dict)
     leader: str | None = None
     paused: Sequence[str] = ()
     role: str = "ROLE"
@@ -228,6 +230,7 @@ async def _details(
                 functions=[name for name, rights in FUNCTIONS.items() if rights.relay],
             )
         ],
+        beyond=beyond(await query(conn, "server/grants", tables=list(TABLES), of_fleet=OF_FLEET)),
         leader=await _leader(conn),
         paused=await _paused(conn),
     )

@@ -1,4 +1,4 @@
-"""The rows of one context that belong to a chain of messages. Reads only, and no payload."""
+"""The rows of one context that belong to a chain of messages. Reads only: no payload, and beginnings of texts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final, TypeAlias
 
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.bounded import CELL, bounded
 from relay.adapters.postgres.pool import Source
-from relay.adapters.postgres.sql import statement
 from relay.domain.life import LifeSearch
 
 #: A row by the names of its columns.
@@ -40,6 +40,8 @@ async def read(source: Source, wanted: LifeSearch) -> Rows:
         async with conn.cursor(row_factory=dict_row) as cursor:
             for kind in KINDS:
                 # Planned for what is asked: a plan for any number of ids might read a whole table.
-                await cursor.execute(statement(f"life/{kind}"), parameters, prepare=False)
+                await cursor.execute(
+                    await bounded(conn, f"life/{kind}", parameters, CELL), parameters, prepare=False
+                )
                 found[kind] = await cursor.fetchall()
     return found

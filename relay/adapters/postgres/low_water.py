@@ -126,6 +126,19 @@ class LowWaterMarks:
             return [NONE] * len(lanes)
         return None if self._behind else [self._marks[lane] for lane in lanes]
 
+    def foresee(self, lanes: Sequence[int]) -> tuple[Epoch, list[int]] | None:
+        """Return the marks of these lanes as `find` would, without asking; None if it would have to ask.
+
+        They hold only if the epoch is still the same, and `holds` says so.
+        """
+        if self._epoch is None or self._behind or self._time_to_look():
+            return None
+        return self._epoch, [self._marks[lane] for lane in lanes]
+
+    def holds(self, foreseen: Epoch, epoch: Epoch, highest: int) -> bool:
+        """Whether marks that were foreseen hold, by what the same transaction has read."""
+        return foreseen == epoch == self._epoch and highest >= self._decided
+
     async def _set_back(self, conn: Connection) -> bool:
         """Tell whether the sequence stands below what was given, by a look after that was read."""
         decided = self._decided
@@ -221,9 +234,12 @@ def _lowest() -> Mapping[int, int]:
 async def _raised(
     conn: Connection, seconds: float, terms: Mapping[str, Any]
 ) -> Sequence[tuple[int, int, bool, float]]:
-    async with conn.transaction(force_rollback=True):
-        await conn.execute(f"SET LOCAL statement_timeout = {round(1000 * seconds)}".encode())
-        return await query(conn, "outbox/low_water_marks", **terms)
+    # No rollback, unless it fails: after one, the driver deallocates what claims have prepared.
+    async with conn.transaction():
+        [[usual, _]] = await query(conn, "session/change_limit", limit=str(round(1000 * seconds)))
+        found = await query(conn, "outbox/low_water_marks", **terms)
+        await query(conn, "session/change_limit", limit=usual)
+    return found
 
 
 async def _watch(conn: Connection) -> _Watch:

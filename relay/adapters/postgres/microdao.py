@@ -21,6 +21,7 @@ from psycopg import sql
 
 from relay.adapters.postgres import migrations
 from relay.adapters.postgres.failures import reaching
+from relay.adapters.postgres.pool import dial
 from relay.domain.errors import ConfigurationError
 
 #: The view, as producers name it in its schema, and the trigger by which it is recognised.
@@ -121,7 +122,7 @@ def lay(url: str, schema: str, *, waiting: Callable[[str], None] = lambda _: Non
     The table must be up to date. Raises DatabaseUnreachable, UpgradeBlocked, and ConfigurationError if the role
     may not, or if the schema has something else of the view's name, or the view of another context.
     """
-    with reaching(), psycopg.connect(url, connect_timeout=5) as connection:
+    with reaching(), dial(url, connect_timeout=5) as connection:
         found = connection.execute("SELECT current_schema()").fetchone()
         own = str(found[0]) if found else "public"
         _refuse_that_of_another(connection, own, schema)

@@ -26,9 +26,9 @@ def write(target: Any, rows: Sequence[Row]) -> Awaitable[None]:
     """Write ``rows`` when they are awaited. Raises NoTransaction and, awaited, what `refusals` raises."""
     if not rows:
         return Ready(None)
+    if target.is_closed():
+        raise NoTransaction("the connection is closed", field="target", hint="open another one")
     if not target.is_in_transaction():
-        if target.is_closed():
-            return _insert(target, rows)  # asyncpg says so
         raise NoTransaction(
             "no transaction is open on the connection",
             field="target",

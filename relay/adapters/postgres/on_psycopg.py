@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from relay.adapters.postgres.enqueue import Ready, Row, refusals, statements
 from relay.adapters.postgres.unawaited_rows import Queue, fatal
@@ -44,19 +44,31 @@ async def _insert(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row])
 
 
 def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuse a connection that would commit the row by itself.
-
-    In a pipeline the server may not have answered yet, so an active connection says nothing about a transaction.
-    But psycopg knows of its own blocks.
-    """
-    if not connection.autocommit or connection._num_transactions:  # noqa: SLF001
-        return
-    if connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.ACTIVE):
+    """Refuse a connection that cannot write the row in the transaction of the change. Raises NoTransaction."""
+    if connection.closed:
+        raise NoTransaction("the connection is closed", field="target", hint="open another one")
+    if connection._tpc is not None and connection._tpc[1]:  # noqa: SLF001
+        raise NoTransaction(
+            "the transaction is prepared already", field="target", hint="add events before tpc_prepare()"
+        )
+    if connection.autocommit and not _in_transaction(connection):
         raise NoTransaction(
             "the connection is in autocommit mode and no transaction is open",
             field="target",
             hint="use `with connection.transaction():` around the change and the event",
         )
+
+
+def _in_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a connection in autocommit mode has an open transaction.
+
+    In a pipeline libpq knows only what the last sync has told. Then the blocks of psycopg count, and no BEGIN or
+    COMMIT of the application's own. The same holds while another thread or task uses the connection.
+    """
+    status, libpq = connection.info.transaction_status, connection.pgconn
+    if libpq.pipeline_status != PipelineStatus.OFF or status == TransactionStatus.ACTIVE:
+        return connection._num_transactions > 0  # noqa: SLF001
+    return status != TransactionStatus.IDLE
 
 
 # --- rows that were not awaited ---

@@ -15,6 +15,7 @@ from sqlalchemy.util import await_only
 from relay.adapters.postgres.enqueue import Ready, Row
 from relay.adapters.postgres.targets import check_connection, insert_sqlalchemy_async
 from relay.adapters.postgres.unawaited_rows import Queue
+from relay.domain.errors import NoTransaction
 
 
 def write(target: AsyncConnection, rows: Sequence[Row]) -> Awaitable[None]:
@@ -22,8 +23,10 @@ def write(target: AsyncConnection, rows: Sequence[Row]) -> Awaitable[None]:
     if not rows:
         return Ready(None)
     connection = target.sync_connection
-    if connection is None or connection.invalidated:
-        return insert_sqlalchemy_async(target, rows)  # SQLAlchemy says what is wrong with it
+    if connection is None:
+        raise NoTransaction("the connection is not open", field="target", hint="use `async with engine.connect()`")
+    if connection.invalidated and not connection.in_transaction():
+        return insert_sqlalchemy_async(target, rows)  # it connects again
     check_connection(connection)
     if not connection.in_transaction():
         connection.begin()  # as a statement does, so that a commit really commits

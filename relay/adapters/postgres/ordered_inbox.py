@@ -36,7 +36,7 @@ class OrderedInboxAdapter(PostgresInboxAdapter):
         super().__init__(pool, **options)
         self._failed_head = failed_head
 
-    async def insert(self, rows: Sequence[InboxRow]) -> Sequence[Inserted]:
+    async def insert(self, rows: Sequence[InboxRow], *, lasting: bool = True) -> Sequence[Inserted]:
         if not rows:
             return []
         places: dict[UUID, int] = {}

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import psycopg
+from psycopg.errors import InvalidSqlStatementName
 
 from relay.adapters.postgres import array
 from relay.adapters.postgres.failures import about_rows, migrated
 from relay.adapters.postgres.low_water import NO_LANE, NONE, SEARCH_LIMITS, Epoch, LowWaterMarks, SearchLimits
-from relay.adapters.postgres.pool import Connection, Pool, query
+from relay.adapters.postgres.pipeline import COMMIT, Command, as_sent, run_all, tuples
+from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unsettled import UnsettledRows
 from relay.domain.errors import NotPublishable
 from relay.domain.policies import Published
 from relay.ports import OutboxRow, PublishFailure
 
+#: The rows of a statement.
+Rows: TypeAlias = Sequence[tuple[Any, ...]]
 #: The largest event that is read, in bytes, while the server's limit is not known.
 LARGEST: Final = 64 * 1024**2
 #: For how long events are looked at before they are unpacked, after one that could not be, in seconds.
@@ -67,6 +71,21 @@ class _OutboxClaim:
     begun: float = field(default_factory=time.monotonic)
     unpacking: _Unpacking = field(default_factory=_Unpacking)
 
+    async def begin(self, commands: Sequence[Command] = ()) -> list[Rows]:
+        """Open the transaction, and run commands in the same round trip. Returns the rows of each."""
+        try:
+            return await self._open(commands)
+        except InvalidSqlStatementName:
+            # The driver has deallocated every statement, as it does after a rollback.
+            await self.conn.rollback()
+            return await self._open(commands)
+
+    async def _open(self, commands: Sequence[Command]) -> list[Rows]:
+        every = [("outbox/begin", {}), ("outbox/claim_settings", {}), *commands]
+        with migrated():
+            _, _, *results = await run_all(self.conn, [as_sent(it) for it in every])
+        return [tuples(it, self.conn) for it in results]
+
     async def keep(self) -> None:
         """Restart the idle time-out of the claim, unless it began just now."""
         if time.monotonic() - self.begun > _RESTART_AFTER_S:
@@ -77,19 +96,29 @@ class _OutboxClaim:
         if not acks:
             return {}
         try:
-            return await self._mark(acks)
+            [marked] = await run_all(self.conn, [as_sent(_marking(acks))])
+            [(at,)] = tuples(marked, self.conn)
         except psycopg.Error as error:
-            if not about_rows(error):
+            forgotten = isinstance(error, InvalidSqlStatementName)
+            if not forgotten and not about_rows(error):
                 raise
-            # The rollback loses only the locks.
-            await self.conn.rollback()
-            await self.conn.execute(statement("outbox/begin_claim"))
-            marked: dict[str, datetime | str] = {}
+            return await self._mark_apart(acks, None if forgotten else error)
+        return dict.fromkeys(acks, at)
 
-            async def mark(ids: Sequence[str]) -> None:
-                marked.update(await self._mark({id: acks[id] for id in ids}))
+    async def _mark_apart(
+        self, acks: Mapping[str, Published], error: psycopg.Error | None
+    ) -> dict[str, datetime | str]:
+        """Mark in another transaction what could not be marked together. The rollback loses only the locks."""
+        await self.conn.rollback()
+        await self.begin()
+        marked: dict[str, datetime | str] = {}
 
-            return marked | await self._apart(list(acks), mark, error)
+        async def mark(ids: Sequence[str]) -> None:
+            name, terms = _marking({id: acks[id] for id in ids})
+            [(at,)] = await query(self.conn, name, **terms)
+            marked.update(dict.fromkeys(ids, at))
+
+        return marked | await self._apart(list(acks), mark, error)
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
         if not failures:
@@ -127,17 +156,6 @@ class _OutboxClaim:
         middle = len(ids) // 2
         return await self._apart(ids[:middle], settle) | await self._apart(ids[middle:], settle)
 
-    async def _mark(self, acks: Mapping[str, Published]) -> dict[str, datetime]:
-        [(at,)] = await query(
-            self.conn,
-            "outbox/mark_published",
-            ids=array.of_plain(acks),
-            streams=array.of_plain(ack.stream for ack in acks.values()),
-            seqs=array.of_plain(ack.seq for ack in acks.values()),
-            duplicates=array.of_plain(ack.duplicate for ack in acks.values()),
-        )
-        return dict.fromkeys(acks, at)
-
     async def _fail(self, failures: Sequence[PublishFailure]) -> None:
         await self.conn.execute(
             statement("outbox/record_failures"),
@@ -150,6 +168,16 @@ class _OutboxClaim:
         )
 
 
+def _marking(acks: Mapping[str, Published]) -> Command:
+    streams, seqs, duplicates, _ = zip(*acks.values(), strict=True)
+    return "outbox/mark_published", {
+        "ids": array.of_plain(acks),
+        "streams": array.of_plain(streams),
+        "seqs": array.of_plain(seqs),
+        "duplicates": array.of_plain(duplicates),
+    }
+
+
 class PostgresOutboxAdapter:
     """Claims by row locks under lane locks; the transaction is the lease (DESIGN §5).
 
@@ -160,13 +188,13 @@ class PostgresOutboxAdapter:
 
     def __init__(
         self,
-        pool: Pool,
+        source: Source,
         *,
         dead_head_blocks: bool = False,
         search: SearchLimits = SEARCH_LIMITS,
         largest: Callable[[], int] = lambda: LARGEST,
     ) -> None:
-        self._pool = pool
+        self._source = source
         self._unpacking = _Unpacking(largest)
         self._dead_head_blocks = dead_head_blocks
         self._marks = LowWaterMarks(search)
@@ -178,53 +206,73 @@ class PostgresOutboxAdapter:
     async def find_unpublished(
         self, lanes: Sequence[int], limit: int, max_bytes: int
     ) -> AsyncIterator[_OutboxClaim]:
-        async with _claim(self._pool, self._unsettled, self._unpacking) as claim:
-            limit = min(limit, self._most)
-            found = await self._take(claim, lanes, limit)
+        limit = min(limit, self._most)
+        # Mostly nothing but the lanes is new, and everything goes in one round trip.
+        foreseen = self._marks.foresee([*lanes, NO_LANE])
+        first: list[Command] = [("outbox/lock_lanes", {"lanes": array.of_plain(lanes)})]
+        if foreseen is not None:
+            first.append(self._claiming(lanes, foreseen[1], limit))
+        async with _claim(self._source, self._unsettled, self._unpacking) as claim:
+            with self._timed(claim, limit) if foreseen else nullcontext():
+                locked, *claimed = await claim.begin(first)
+            found = await self._take(claim, locked, limit, foreseen and foreseen[0], claimed)
             if found is None:
                 claim.more = True
             else:
                 # The last columns: the event's lane, the share of a lane, and how often events were reopened.
-                rows = [OutboxRow._make(row[:-3]) for row in found]
+                rows = [*map(_as_row, found)]
                 claim.rows = await _within(claim, rows, max_bytes)
                 cut = len(claim.rows) < len(rows)
                 self._most = 2 * len(claim.rows) if cut else min(4 * limit, _MAX_ROWS)
-                claim.busy = Counter(row[-3] for row in found)
+                claim.busy = busy = Counter([row[-3] for row in found])
                 claim.more = bool(claim.rows) and (
-                    len(found) >= limit or cut or any(claim.busy[row[-3]] >= row[-2] for row in found)
+                    len(found) >= limit or cut or max(busy.values()) >= found[0][-2]
                 )
             yield claim
 
     async def _take(
-        self, claim: _OutboxClaim, lanes: Sequence[int], limit: int
-    ) -> Sequence[tuple[Any, ...]] | None:
-        """Lock lanes and claim what is ready in them; None while the marks are too far behind."""
-        with migrated():
-            locked = await query(claim.conn, "outbox/lock_lanes", lanes=list(lanes))
+        self, claim: _OutboxClaim, locked: Rows, limit: int, foreseen: Epoch | None, claimed: Sequence[Rows]
+    ) -> Rows | None:
+        """Return what is claimed of the lanes that were locked; None while the marks are too far behind.
+
+        ``claimed``: what was claimed with marks that were ``foreseen``.
+        """
         claim.lanes = [lane for lane, *_ in locked if lane is not None]
-        _, *epoch, highest = locked[0]
-        marks = await self._marks.find(claim.conn, [*claim.lanes, NO_LANE], Epoch(*epoch), highest)
-        if marks is None:
-            return None
-        found = await self._claim_from(marks, claim, limit)
-        if found and found[0][-1] != epoch[0]:
+        _, *rest, highest = locked[0]
+        epoch = Epoch(*rest)
+        if claimed and foreseen is not None and self._marks.holds(foreseen, epoch, highest):
+            [found] = claimed
+        else:
+            marks = await self._marks.find(claim.conn, [*claim.lanes, NO_LANE], epoch, highest)
+            if marks is None:
+                return None
+            found = await self._claim_from(marks, claim, limit)
+        if found and found[0][-1] != epoch.times:
             # Events that were reopened just now may lie below the marks, and before those that were found.
-            found = await self._claim_from([NONE] * len(marks), claim, limit)
+            found = await self._claim_from([NONE] * (len(claim.lanes) + 1), claim, limit)
         return found
 
-    async def _claim_from(
-        self, marks: Sequence[int], claim: _OutboxClaim, limit: int
-    ) -> Sequence[tuple[Any, ...]]:
-        terms = {
-            "lanes": claim.lanes,
-            "marks": marks,
+    async def _claim_from(self, marks: Sequence[int], claim: _OutboxClaim, limit: int) -> Rows:
+        with self._timed(claim, limit):
+            name, terms = self._claiming(claim.lanes, marks, limit)
+            # By the driver: the search for marks may have made it forget what was prepared.
+            return await query(claim.conn, name, **terms)
+
+    def _claiming(self, lanes: Sequence[int], marks: Sequence[int], limit: int) -> Command:
+        return "outbox/claim", {
+            "lanes": array.of_plain(lanes),
+            "marks": array.of_plain(marks),
             "limit": limit,
             "dead_head_blocks": self._dead_head_blocks,
-            "apart": self._unsettled.ids(),
+            "apart": array.of_plain(self._unsettled.ids()),
         }
+
+    @contextmanager
+    def _timed(self, claim: _OutboxClaim, limit: int) -> Iterator[None]:
+        """Note how long a claim takes, and ask for less after one that did not end in its time."""
         begun = claim.begun = time.monotonic()
         try:
-            return await query(claim.conn, "outbox/claim", **terms)
+            yield
         except psycopg.errors.QueryCanceled:
             self._most = max(limit // 8, 1)
             raise
@@ -234,7 +282,8 @@ class PostgresOutboxAdapter:
 
     @asynccontextmanager
     async def find_one(self, event_id: UUID) -> AsyncIterator[_OutboxClaim]:
-        async with _claim(self._pool, UnsettledRows(), self._unpacking) as claim:
+        async with _claim(self._source, UnsettledRows(), self._unpacking) as claim:
+            await claim.begin()
             try:
                 with migrated():
                     await claim.conn.execute(statement("outbox/lock_lane_of_event"), {"id": event_id})
@@ -247,6 +296,11 @@ class PostgresOutboxAdapter:
             claim.rows = [OutboxRow._make(row) for row in await query(claim.conn, "outbox/claim_event", **which)]
             await claim.keep()
             yield claim
+
+
+def _as_row(found: tuple[Any, ...]) -> OutboxRow:
+    # As `OutboxRow(...)` does, without its function in Python.
+    return tuple.__new__(OutboxRow, found[:-3])
 
 
 async def _within(claim: _OutboxClaim, rows: Sequence[OutboxRow], max_bytes: int) -> list[OutboxRow]:
@@ -288,10 +342,9 @@ async def _read(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int, *, read
 
 
 @asynccontextmanager
-async def _claim(pool: Pool, unsettled: UnsettledRows, unpacking: _Unpacking) -> AsyncIterator[_OutboxClaim]:
-    """Open the claim transaction, commit it on the way out, roll it back on an exception."""
-    async with pool.connection() as conn:
-        await conn.execute(statement("outbox/begin_claim"))
+async def _claim(source: Source, unsettled: UnsettledRows, unpacking: _Unpacking) -> AsyncIterator[_OutboxClaim]:
+    """Lend a connection for a claim transaction; commit it on the way out, roll it back on an exception."""
+    async with source() as conn:
         try:
             claim = _OutboxClaim(conn, unsettled)
             claim.unpacking = unpacking
@@ -299,7 +352,7 @@ async def _claim(pool: Pool, unsettled: UnsettledRows, unpacking: _Unpacking) ->
         except BaseException:
             await _rollback(conn)
             raise
-        await conn.execute("COMMIT")
+        await run_all(conn, [as_sent(COMMIT)], named=False)
 
 
 async def _rollback(conn: Connection) -> None:

@@ -39,15 +39,31 @@ ROLLBACK: Final[Command] = ("session/rollback", {})
 
 
 class Sent(NamedTuple):
-    """A statement as libpq takes it: its prepared name, its text, and its values."""
+    """A statement as libpq takes it: how it is known, its text, and its values."""
 
     name: bytes
     text: bytes
     values: list[bytes | None]
 
 
+class Prepared(dict[bytes, bytes]):
+    """The statements that a connection knows, and the name of each on the server.
+
+    No name is given twice: the server may still know a statement that is forgotten here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._given = 0
+
+    def name(self, statement: bytes) -> bytes:
+        """Return a new name for a statement."""
+        self._given += 1
+        return b"%s_%d" % (statement, self._given)
+
+
 def exchange(
-    libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent], late: int = 0
+    libpq: PGconn, prepared: Prepared | None, statements: Sequence[Sent], late: int = 0
 ) -> Generator[bool, None, list[PGresult]]:
     """Run statements in one round trip; returns a result for each. When one fails, those after it do not run.
 
@@ -82,49 +98,53 @@ def exchange(
     try:
         return _checked(results, kept, prepared, late)
     except InvalidSqlStatementName:
-        # The driver has deallocated every statement, as it does after a rollback. Nothing has run.
+        # The driver has deallocated every statement, as it does after a rollback. Some may be there again.
         if prepared is not None:
-            prepared.difference_update(name for name, *_ in statements)
+            prepared.clear()
         raise
 
 
-def _send(libpq: PGconn, prepared: set[bytes] | None, statements: Sequence[Sent]) -> list[bytes | None]:
-    """Send statements; returns for each result the name of the statement that it prepares, if it does."""
-    kept = list[bytes | None]()
-    for name, text, values in statements:
+#: The statement that a result prepares, and its name on the server.
+_Kept: TypeAlias = tuple[bytes, bytes] | None
+
+
+def _send(libpq: PGconn, prepared: Prepared | None, statements: Sequence[Sent]) -> list[_Kept]:
+    """Send statements; returns for each result what it prepares, if it does."""
+    kept = list[_Kept]()
+    new = dict[bytes, bytes]()
+    for own, text, values in statements:
         if prepared is None:
             libpq.send_query_params(text, values)
         else:
-            if name not in prepared and name not in kept:
+            if (name := prepared.get(own) or new.get(own)) is None:
+                name = new[own] = prepared.name(own)
                 libpq.send_prepare(name, text)
-                kept.append(name)
+                kept.append((own, name))
             libpq.send_query_prepared(name, values)
         kept.append(None)
     libpq.pipeline_sync()
     return kept
 
 
-def _checked(
-    results: list[PGresult], kept: list[bytes | None], prepared: set[bytes] | None, late: int
-) -> list[PGresult]:
+def _checked(results: list[PGresult], kept: list[_Kept], prepared: Prepared | None, late: int) -> list[PGresult]:
     """Note which statements are prepared now; returns the results of those that ran. Raises the first error."""
     good: list[PGresult] = []
     needed = kept.count(None) - late
-    for result, name in zip(results, kept, strict=True):
+    for result, new in zip(results, kept, strict=True):
         if result.status not in _GOOD:
             if late and len(good) >= needed:
                 return good
             raise error_from_result(result)
-        if name is None:
+        if new is None:
             good.append(result)
         elif prepared is not None:
-            prepared.add(name)
+            prepared[new[0]] = new[1]
     return good
 
 
 # --- on the event loop ---
 
-_known: Final[WeakKeyDictionary[Connection, set[bytes]]] = WeakKeyDictionary()
+_known: Final[WeakKeyDictionary[Connection, Prepared]] = WeakKeyDictionary()
 
 
 async def fetch(connection: Connection, command: Command) -> list[dict[str, Any]]:
@@ -144,14 +164,29 @@ async def fetch_sent(connection: Connection, sent: Sent) -> list[dict[str, Any]]
 
 async def fetch_all(connection: Connection, sent: Sequence[Sent]) -> list[list[dict[str, Any]]]:
     """Run statements in one round trip and one transaction, once only; returns the rows of each."""
-    prepared = _known.setdefault(connection, set()) if prepares(connection) else None
+    return [rows(result, connection) for result in await run_all(connection, sent)]
+
+
+async def fetch_tuples(connection: Connection, commands: Sequence[Command]) -> list[list[tuple[Any, ...]]]:
+    """Run statements in one round trip and a transaction of their own; returns the rows of each."""
+    sent = [as_sent(it) for it in commands]
+    try:
+        results = await run_all(connection, sent)
+    except InvalidSqlStatementName:
+        results = await run_all(connection, sent)
+    return [tuples(it, connection) for it in results]
+
+
+async def run_all(connection: Connection, sent: Sequence[Sent], *, named: bool = True) -> list[PGresult]:
+    """As `fetch_all`; returns the results as they are. ``named``: False: prepare nothing, and miss nothing."""
+    prepared = _known.setdefault(connection, Prepared()) if named and prepares(connection) else None
     libpq = connection.pgconn
     waits = exchange(libpq, prepared, sent)
     try:
         while True:
             await _ready(libpq.socket, write=next(waits))
     except StopIteration as end:
-        return [rows(result, connection) for result in end.value]
+        return list(end.value)
 
 
 async def _ready(socket: int, *, write: bool) -> None:
@@ -183,9 +218,14 @@ def as_sent(command: Command) -> Sent:
 def rows(result: PGresult, connection: psycopg.Connection[Any] | Connection) -> list[dict[str, Any]]:
     """Return the rows of a result as dictionaries."""
     names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    return [dict(zip(names, row, strict=True)) for row in tuples(result, connection)]
+
+
+def tuples(result: PGresult, connection: psycopg.Connection[Any] | Connection) -> list[tuple[Any, ...]]:
+    """Return the rows of a result."""
     reader = Transformer(reading(connection))
     reader.set_pgresult(result)
-    return [dict(zip(names, row, strict=True)) for row in reader.load_rows(0, result.ntuples, tuple)]
+    return reader.load_rows(0, result.ntuples, tuple)
 
 
 @cache

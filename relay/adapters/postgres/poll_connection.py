@@ -82,9 +82,21 @@ class PollConnection:
                         self._drop()
                     raise
 
+    async def connect(self) -> None:
+        """Connect, unless there is a connection. Raises DatabaseUnreachable."""
+        with reached():
+            if self._conn is None:
+                await self._connected()
+
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection | None]:
-        """Lend the connection for other short statements; None if there is none, or if a question takes long."""
+    async def lend(self, *, at_once: bool = False) -> AsyncIterator[Connection | None]:
+        """Lend the connection for other short statements; None if there is none, or if a question takes long.
+
+        ``at_once``: None if it is in use.
+        """
+        if at_once and (self._conn is None or self._lock.locked()):
+            yield None
+            return
         try:
             async with asyncio.timeout(self._times.lend):
                 await self._lock.acquire()

@@ -10,13 +10,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Any, Final, Self, TypeAlias
 
 import psycopg
+from psycopg.errors import QueryCanceled
 from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
 
 from relay.adapters.postgres import adapters
 from relay.adapters.postgres.budget import Budget
 from relay.adapters.postgres.failures import NO_ROOM, migrated, reached, reaching, reason
 from relay.adapters.postgres.sql import statement
-from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
+from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable, TooSlow
 
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 #: Lends a connection for the length of a block. Raises DatabaseUnreachable and SchemaMissing.
@@ -58,8 +60,7 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
     @property
     def at_rest(self) -> bool:
         """Whether it is open, in no transaction, and has answered everything."""
-        idle = self.pgconn.transaction_status == TransactionStatus.IDLE
-        return idle and self.pgconn.pipeline_status == PipelineStatus.OFF
+        return at_rest(self.pgconn)
 
     @property
     def usable(self) -> bool:
@@ -71,9 +72,31 @@ class AsyncConnection(psycopg.AsyncConnection[Any]):
         self.pgconn.finish()
 
 
-def prepares(conn: psycopg.Connection[Any] | Connection) -> bool:
+def dial(url: str, **options: Any) -> psycopg.Connection[Any]:
+    """Make a connection of ours that blocks, for an owner's command. No limit of a service is for it.
+
+    Takes psycopg's ``options`` and raises its errors.
+    """
+    ours = {**adapters.ENCODING, "context": adapters.context(), **options, "autocommit": True}
+    made: psycopg.Connection[Any] = psycopg.connect(url, **ours)
+    try:
+        for needs in ("session/ours", "session/unhurried") if prepares(made) else ("session/ours_shared",):
+            made.execute(statement(needs), prepare=False)
+        made.autocommit = False
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def prepares(conn: psycopg.BaseConnection[Any]) -> bool:
     """Whether statements may be prepared by name on a connection."""
     return conn.prepare_threshold is not None
+
+
+def at_rest(libpq: PGconn) -> bool:
+    """Whether a connection is open, in no transaction, and has answered everything."""
+    return libpq.transaction_status == TransactionStatus.IDLE and libpq.pipeline_status == PipelineStatus.OFF
 
 
 def has_input(socket: int) -> bool:
@@ -221,8 +244,11 @@ async def query(conn: Connection, name: str, /, **parameters: Any) -> list[Any]:
 
 
 @asynccontextmanager
-async def connected(url: str, name: str) -> AsyncIterator[Source]:
-    """Open one connection for a command and lend it. Raises DatabaseUnreachable."""
+async def connected(url: str, name: str, limit_s: float | None = None) -> AsyncIterator[Source]:
+    """Open one connection for a command and lend it. Raises DatabaseUnreachable.
+
+    ``limit_s``: how long a statement may take, in seconds. Then raises TooSlow.
+    """
     with reaching():
         conn = await AsyncConnection.connect(
             url, autocommit=True, connect_timeout=5, application_name=f"jetrelay-{name}"
@@ -233,8 +259,16 @@ async def connected(url: str, name: str) -> AsyncIterator[Source]:
         with migrated():
             try:
                 yield conn
+            except QueryCanceled as error:
+                if limit_s is None:
+                    raise DatabaseUnreachable(reason(error)) from error
+                text = f"the database needs more than {limit_s:g} s for this"
+                raise TooSlow(text, hint="narrow it with filters, such as --since; or ask in SQL") from None
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 raise DatabaseUnreachable(reason(error)) from error
 
     async with conn:
+        if limit_s is not None:
+            with reaching():
+                await query(conn, "session/limit", limit=str(int(limit_s * 1000)), local=False)
         yield lend

@@ -15,7 +15,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.bounded import CELL, DETAIL, bounded, chunks
+from relay.adapters.postgres.bounded import CELL, DETAIL, beginning, bounded, chunks
 from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, in_order, passes_over
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
@@ -67,9 +67,9 @@ class Operations:
         self, text: str, other: str, page: str, parameters: Mapping[str, Any], *, short: bool = False
     ) -> Sequence[Row]:
         """Count the rows of the statement ``page`` by the code of the reason in ``text`` and by ``other``."""
-        columns = sql.SQL(", ").join(map(sql.Identifier, (other, text)))
+        columns = [sql.SQL("left({}, {})").format(sql.Identifier(it), CELL.names) for it in (other, text)]
         counting = sql.SQL("SELECT {0}, count(*) FROM ({1}) AS page GROUP BY {0}")
-        asked = counting.format(columns, sql.SQL(statement(page)))
+        asked = counting.format(sql.SQL(", ").join(columns), sql.SQL(statement(page)))
         async with self._source() as conn:
             reach = await self._reach(conn, parameters) if short else {}
             found = await conn.execute(asked, {**parameters, **ends(self.orders, reach)}, prepare=False)
@@ -83,39 +83,45 @@ class Operations:
         found = await conn.execute(statement(f"{self.kind}/reach"), asked, prepare=False)
         return {order: Reach(*ended) for order, *ended in await found.fetchall() if any(ended)}
 
-    async def _detail(self, name: str, id: UUID | int) -> Row | None:
-        """Return the row of a statement, and as ``history`` what operators did to it, oldest first.
+    async def _detail(self, id: UUID | int, *, body: bool) -> Row | None:
+        """Return a row, and as ``history`` what operators did to it at last, oldest first.
 
-        Of its payload only the beginning; ``payload_bytes`` is its whole size.
+        ``body``: with the beginning of its payload, and ``payload_bytes``, its whole size; None if the server
+        cannot unpack it, or not within seconds.
         """
+        about: Row = {}
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(
-                await bounded(conn, name, {"id": id}, DETAIL, self.body), {"id": id}, prepare=False
-            )
-            row = await cursor.fetchone()
-            await cursor.execute(statement("session/history"), {"id": str(id), "actions": f"{self.kind}.%"})
+            asked = await bounded(conn, self.one, {"id": id}, DETAIL, without=self.body)
+            await cursor.execute(asked, {"id": id}, prepare=False)
+            if (row := await cursor.fetchone()) is None:
+                return None
+            if body:
+                start, size = await beginning(conn, self.one, id, self.body)
+                about |= {self.body: start, "payload_bytes": size}
+            which = {"id": str(id), "actions": f"{self.kind}.%"}
+            await cursor.execute(await bounded(conn, "session/history", which, CELL), which)
             history = await cursor.fetchall()
-        return None if row is None else {**row, "history": history}
+        return {**row, **about, "history": history}
 
     async def payload(self, id: Any, file: IO[bytes]) -> int | None:
         """Write the whole payload of a row into a file; returns its size, or None if there is no such row.
 
         The file may wait for a slow reader, and the connection does not.
         """
-        row, found = await self.get(id), 0
+        row, found = await self.get(id, body=False), 0
         if row is None:
             return None
         async with self._source() as conn:
             async for part in chunks(conn, self.one, self._key(row), self.body):
-                found += file.write(part.encode() if isinstance(part, str) else part)
+                found += file.write(part)
         return found
 
     def _key(self, row: Row) -> Any:
         """The key of a row in its table."""
         return row.get("row_id", row["id"])
 
-    async def get(self, id: Any) -> Row | None:
-        """All fields of one row and its history, or None."""
+    async def get(self, id: Any, *, body: bool = True) -> Row | None:
+        """All fields of one row and its history, or None. ``body``: also the beginning of its payload."""
         raise NotImplementedError
 
     async def _change(
@@ -229,9 +235,9 @@ class PostgresOutboxOperations(Operations):
         page = await self._page("outbox/events", _parameters(wanted, limit, before), source, short=short)
         return replace(page, items=[coded(named(row, "id"), "publish_error") for row in page.items])
 
-    async def get(self, id: Id) -> Row | None:
+    async def get(self, id: Id, *, body: bool = True) -> Row | None:
         """One event with its headers, its payload and its history, or None."""
-        row = await self._detail("outbox/event", (await self._rows([id]))[id])
+        row = await self._detail((await self._rows([id]))[id], body=body)
         return None if row is None else coded(named(row, "id"), "publish_error")
 
     async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
@@ -317,9 +323,9 @@ class PostgresTaskOperations(Operations):
         page = await self._page("tasks/tasks", _parameters(wanted, limit, before), short=short)
         return replace(page, items=[coded(named(row, "id"), "last_error") for row in page.items])
 
-    async def get(self, id: UUID) -> Row | None:
+    async def get(self, id: UUID, *, body: bool = True) -> Row | None:
         """One task with its metadata, its payload and its history, or None."""
-        row = await self._detail("tasks/task", id)
+        row = await self._detail(id, body=body)
         return None if row is None else coded(named(row, "id"), "last_error")
 
     async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:

@@ -10,6 +10,7 @@ from uuid import UUID
 from psycopg.errors import UniqueViolation
 from psycopg.rows import class_row
 
+from relay.adapters.postgres.bounded import CELL, bounded
 from relay.adapters.postgres.pool import Source, query
 from relay.adapters.postgres.row_operations import audit
 from relay.adapters.postgres.sql import statement
@@ -152,10 +153,11 @@ class PostgresSchedule:
 
     # --- the operator ---
 
-    async def schedule(self) -> Schedule:
-        """Return everything that is scheduled, and the leader."""
+    async def schedule(self, limit: int = 10_000, offset: int = 0) -> Schedule:
+        """Return what is scheduled, in the order of the names, and the leader."""
+        which = {"limit": limit, "offset": offset}
         async with self._source() as conn, conn.cursor(row_factory=class_row(JobView)) as cursor:
-            await cursor.execute(statement("schedule/jobs"))
+            await cursor.execute(await bounded(conn, "schedule/jobs", which, CELL), which)
             jobs = tuple(await cursor.fetchall())
             leader = await (await conn.execute(statement("schedule/lease_holder"))).fetchone()
         return Schedule(leader[0] if leader else None, jobs)

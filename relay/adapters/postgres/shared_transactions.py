@@ -36,21 +36,25 @@ class _Shared:
 
     ``broken``: a savepoint could not be released or rolled back, so the whole transaction is unusable.
     ``conflict``: a function lost a conflict with another transaction, for example a deadlock. This transaction
-    should end soon. ``reset``: what undoes the settings of a function, before the next one.
+    should end soon. ``reset``: what undoes what a function has set. ``view``: SQLAlchemy's of the transaction.
     """
 
-    def __init__(self, reset: bytes) -> None:
-        self._reset = reset
+    def __init__(self, reset: bytes, view: Connection) -> None:
+        # What the functions have set is undone before the rows are settled, too.
+        self._keep = b"; ".join(filter(None, (_KEEP, reset)))
+        self._view, self._options = view, view.get_execution_options()
         self.broken = self.conflict = False
         self._rows: list[Row] = []
         self._open = False
 
     def _arm(self, driver: LazyConnection | LazyAsyncConnection) -> None:
         """Begin a step when something is sent in it. The same round trip releases the savepoint before it."""
-        driver.before = b"; ".join(filter(None, (_KEEP, self._reset, _BEGIN))) if self._open else _BEGIN
+        driver.before = b"; ".join((self._keep, _BEGIN)) if self._open else _BEGIN
 
     def _disarm(self, driver: LazyConnection | LazyAsyncConnection) -> bool:
-        """End the step; returns whether anything was sent in it."""
+        """End the step, and make the connection as it was; returns whether anything was sent in it."""
+        driver.restore()
+        self._view._execution_options = self._options  # noqa: SLF001 - SQLAlchemy only adds to them
         used, driver.before = driver.before is None, None
         self._open = self._open or used
         return used
@@ -70,7 +74,7 @@ class SharedTransaction(_Shared):
     def __init__(
         self, outer: Connection, driver: LazyConnection, cursor: psycopg.Cursor[Any], pid: int, reset: bytes
     ) -> None:
-        super().__init__(reset)
+        super().__init__(reset, outer)
         self._outer, self._driver, self._cursor = outer, driver, cursor
         self.pid = pid
 
@@ -80,7 +84,7 @@ class SharedTransaction(_Shared):
         self._arm(self._driver)
         rows: list[Row] = []
         try:
-            with FunctionTransaction(lambda: self._outer, self._driver, rows).used() as transaction:
+            with FunctionTransaction(lambda: self._outer, self._driver, rows) as transaction:
                 yield transaction
         except BaseException as error:
             self._note(error)
@@ -93,7 +97,7 @@ class SharedTransaction(_Shared):
     def settle(self, ids: Sequence[UUID], token: UUID) -> None:
         """End the rows of the steps that succeeded. Raises ClaimLost when one of their claims is not ours."""
         if self._open:
-            self._execute(_KEEP)
+            self._execute(self._keep)
         insert_sqlalchemy(self._outer, self._rows)
         self._cursor.execute(statement("inbox/mark_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)
@@ -116,7 +120,8 @@ class AsyncSharedTransaction(_Shared):
         cursor: psycopg.AsyncCursor[Any],
         reset: bytes,
     ) -> None:
-        super().__init__(reset)
+        assert outer.sync_connection is not None
+        super().__init__(reset, outer.sync_connection)
         self._outer, self._driver, self._cursor = outer, driver, cursor
 
     @asynccontextmanager
@@ -140,7 +145,7 @@ class AsyncSharedTransaction(_Shared):
     async def settle(self, ids: Sequence[UUID], token: UUID) -> None:
         """End the rows of the steps that succeeded. Raises ClaimLost when one of their claims is not ours."""
         if self._open:
-            await self._execute(_KEEP)
+            await self._execute(self._keep)
         await insert_sqlalchemy_async(self._outer, self._rows)
         await self._cursor.execute(statement("inbox/mark_processed"), {"ids": list(ids), "token": token})
         self._check(self._cursor.rowcount, ids)

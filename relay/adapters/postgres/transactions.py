@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,18 +23,20 @@ from relay.adapters.postgres.function_connections import (
     FunctionTransaction,
     Settlement,
     limiting,
-    resetting,
 )
 from relay.adapters.postgres.lazy_transactions import LazyAsyncConnection
+from relay.adapters.postgres.lent_sessions import resetting
 from relay.adapters.postgres.pipeline import Command
-from relay.adapters.postgres.pool import CONNECTION, POOLED
+from relay.adapters.postgres.pool import CONNECTION, POOLED, dial
 from relay.adapters.postgres.shared_transactions import AsyncSharedTransaction, SharedTransaction
 from relay.adapters.postgres.sql import statement
-from relay.domain.errors import ClaimLost
+from relay.domain.errors import ClaimLost, Outage
 from relay.failpoints import reach
 
 __all__ = ["HandlerTransactions", "RowTransaction", "Settlement"]
 
+#: A transaction that has locked a table for so long may have stopped a statement.
+_LONG_LOCK: Final = timedelta(milliseconds=500)
 _BegunAsync: TypeAlias = tuple[AsyncConnection, LazyAsyncConnection, psycopg.AsyncCursor[Any]]
 
 
@@ -68,7 +70,7 @@ class RowTransaction:
             raise ClaimLost("the time was up before the function began") from None
         try:
             borrowed.begin_late(self._limit)
-            with FunctionTransaction(borrowed.outer, borrowed.driver).used() as transaction:
+            with FunctionTransaction(borrowed.outer, borrowed.driver) as transaction:
                 yield transaction
             if borrowed.begun:
                 borrowed.settle(settlement)
@@ -143,6 +145,12 @@ class HandlerTransactions:
         with reached(), self._connections.lending() as borrowed:
             return borrowed.run(command)
 
+    def table_is_locked(self) -> bool:
+        """Whether another program has locked a table of the application for a while. False if nobody knows."""
+        with suppress(Outage, psycopg.Error):
+            return bool(self.run(("server/table_locked", {"longer": _LONG_LOCK})))
+        return False
+
     @asynccontextmanager
     async def settle_async(self, settlement: Settlement) -> AsyncIterator[AsyncFunctionTransaction]:
         """Run a coroutine's block in a transaction that ends the row. Raises ClaimLost. To give up, cancel it."""
@@ -151,6 +159,8 @@ class HandlerTransactions:
                 yield transaction
             driver.kept = None
             try:
+                for name, parameters in driver.home:
+                    await cursor.execute(statement(name), parameters)
                 await cursor.execute(statement(settlement.statement), settlement.parameters)
             except psycopg.errors.DivisionByZero:
                 raise ClaimLost("another worker has the row now; what was written is rolled back") from None
@@ -189,7 +199,7 @@ class HandlerTransactions:
 
     def end_session(self, pid: int) -> None:
         """End another transaction of ours together with its connection. Ignores errors."""
-        with suppress(psycopg.Error), psycopg.connect(self._url, **self._connection) as connection:
+        with suppress(psycopg.Error), dial(self._url, **self._connection) as connection:
             connection.execute(statement("session/end"), {"pid": pid})
 
     async def close(self) -> None:

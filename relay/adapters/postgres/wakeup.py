@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
+from uuid import uuid4
 
 from psycopg.errors import QueryCanceled
 
@@ -22,7 +23,7 @@ from relay.adapters.postgres import array
 from relay.adapters.postgres.brake import ProducerBrake, tell
 from relay.adapters.postgres.failures import migrated, reached
 from relay.adapters.postgres.poll_connection import PollConnection, PollTimes, Question, Rows
-from relay.adapters.postgres.pool import Connection, Pool
+from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.tasks import GRACE
 from relay.concurrency import Batcher
 from relay.domain.errors import DatabaseUnreachable
@@ -76,6 +77,8 @@ class Wakeup:
         self._rest_until = self._blind_until = 0.0
         self._slow = self._late = False
         self._wakes: dict[str, Callable[[], None]] = {}
+        #: What this object calls itself, to find out whether it hears anything, and whether it has.
+        self._name, self._heard = uuid4().hex, asyncio.Event()
 
     async def due(self, limit: int) -> DueEvents:
         """Return what waits to be published, counted up to ``limit``. Raises DatabaseUnreachable, SchemaMissing.
@@ -164,12 +167,14 @@ class Wakeup:
             self._wanted = sleeping
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection]:
+    async def lend(self, *, at_once: bool = False) -> AsyncIterator[Connection]:
         """Lend the connection of the questions if it is free; otherwise one of the pool. A `Source`.
 
-        So a slow question delays no other statement, and a leader needs only one connection to a database.
+        So a slow question delays no other statement, and a leader needs only one connection to a database. The
+        connection is always there, and has the statements of its borrowers prepared; those of a pool are closed
+        soon. ``at_once``: do not wait until it is free.
         """
-        async with self._polls.lend() as conn:
+        async with self._polls.lend(at_once=at_once) as conn:
             if conn is not None:
                 with reached(), migrated():
                     yield conn
@@ -181,6 +186,20 @@ class Wakeup:
         """Call ``wake`` for every hint of a kind, in the event loop, from the next question until `close`."""
         self._wakes[kind] = wake
 
+    async def hear(self) -> bool:
+        """Connect, and return whether hints arrive here. Through a pooler that lends sessions, they do not.
+
+        Raises DatabaseUnreachable.
+        """
+        await self._polls.connect()
+        if not self._heard.is_set():
+            async with self._pool.connection() as conn:
+                await query(conn, "schedule/call_ourselves", channel=CHANNEL, name=self._name)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._times.give_up):
+                    await self._heard.wait()
+        return self._heard.is_set()
+
     async def close(self) -> None:
         """Stop listening."""
         self._wakes.clear()
@@ -190,7 +209,10 @@ class Wakeup:
         if kind is None:
             # Another process may have told producers something else meanwhile.
             self._wanted, self._sleeping = None, False
+            self._heard.clear()
             for wake in list(self._wakes.values()):
                 wake()
+        elif kind == self._name:
+            self._heard.set()
         elif kind in self._wakes:
             self._wakes[kind]()

@@ -28,12 +28,12 @@ from relay.domain.identity import (
     CORRELATION_ID,
     EVENT_ID,
     GENERATION,
-    ID,
     MSG_ID,
+    Identity,
     NatsMsgId,
     generated,
     originals_of,
-    read_optional_id,
+    read_id,
 )
 from relay.domain.ordering import KEY, partition_key
 from relay.domain.quoting import quoted
@@ -75,6 +75,8 @@ _CONTRACT: Final = (
     CAUSATION_ID,
     "payload",
 )
+#: The fields of an event that are ids.
+_IDS: Final = ("message_id", "idempotency_key", CORRELATION_ID, CAUSATION_ID)
 #: Our headers that most messages do not have.
 _OURS: Final = frozenset({EVENT_ID.lower(), GENERATION.lower()})
 
@@ -91,13 +93,16 @@ _REQUEST: Final = Envelope(HANDLER.encode, _contract)
 def encode(envelope: Envelope | str, event: Outgoing, generation: int = 0) -> tuple[bytes, dict[str, str]]:
     """Return body and headers of an event. A caller cannot set our headers, even those without a value."""
     body, own = _of(envelope).encode(event)
-    sent = own.get(MSG_ID) or event.id
+    id = event.id
+    sent = own.get(MSG_ID) or id
     own[MSG_ID] = generated(sent, generation)
     own[KEY] = quoted(event.partition_key) or None
-    if event.row_id or sent != event.id:
-        own[EVENT_ID] = event.row_id or event.id
+    if event.row_id or sent != id:
+        own[EVENT_ID] = event.row_id or id
         own[GENERATION] = str(generation) if generation else None
-    headers = {name: value for name, value in own.items() if value is not None}
+    headers: dict[str, Any] = own
+    if None in own.values():
+        headers = {name: value for name, value in own.items() if value is not None}
     if event.headers:
         taken = {*_OURS, *(name.lower() for name in own)}
         headers = {name: value for name, value in event.headers.items() if name.lower() not in taken} | headers
@@ -157,15 +162,15 @@ def _read(envelope: Envelope, subject: str, headers: Mapping[str, str], body: by
 
 def _incoming(sent: NatsMsgId | None, fields: Mapping[str, Any], headers: Mapping[str, str]) -> Incoming:
     """The event. The key of copies is the envelope's own key, else the id in the headers, else in the body."""
-    named = read_optional_id(fields.get("message_id"), "message_id")
-    key = read_optional_id(fields.get("idempotency_key"), "idempotency_key")
-    if key is None:
-        key = named if sent is None else sent.id
+    ids: dict[str, Identity] = {}
+    for field in _IDS:
+        if (value := fields.get(field)) is not None:
+            ids[field] = read_id(value, field)
+    named, correlation, causation = ids.get("message_id"), ids.get("correlation_id"), ids.get("causation_id")
+    key = ids.get("idempotency_key", named if sent is None else sent.id)
     if key is None:
         raise MalformedMessage("the message has no id", field=MSG_ID)
     name = named or key
-    correlation = read_optional_id(fields.get("correlation_id"), "correlation_id")
-    causation = read_optional_id(fields.get("causation_id"), "causation_id")
     return Incoming(
         message_id=key.uuid,
         generation=0 if sent is None else sent.generation,
@@ -185,7 +190,10 @@ def _incoming(sent: NatsMsgId | None, fields: Mapping[str, Any], headers: Mappin
 
 def _trace(*values: Any) -> str | None:
     """The first valid ``traceparent``, as a header can hold it."""
-    return next((trace.value for value in values if value and (trace := Trace.parse(value))), None)
+    for value in values:
+        if value and (trace := Trace.parse(value)):
+            return trace.value
+    return None
 
 
 def _actor(fields: Mapping[str, Any], headers: Mapping[str, str]) -> Actor | None:
@@ -206,7 +214,7 @@ class Request(NamedTuple):
     @property
     def message_id(self) -> str:
         """The id of the message as it is shown."""
-        return self.event.originals.get(ID) or str(self.event.message_id)
+        return self.event.shown_id
 
     @property
     def idempotency_key(self) -> str:
@@ -250,7 +258,7 @@ def _ids(event: Incoming) -> dict[str, str | None]:
     """The ids as they are shown."""
     originals = event.originals
     return {
-        "message_id": originals.get(ID) or str(event.message_id),
+        "message_id": event.shown_id,
         "correlation_id": originals.get(CORRELATION_ID) or _text(event.correlation_id),
         "causation_id": originals.get(CAUSATION_ID) or _text(event.causation_id),
     }

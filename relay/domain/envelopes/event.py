@@ -10,7 +10,7 @@ from uuid import UUID
 
 from relay.domain.actor import Actor
 from relay.domain.errors import MalformedMessage
-from relay.domain.identity import NO_ORIGINALS, Originals
+from relay.domain.identity import ID, NO_ORIGINALS, Originals
 from relay.domain.reading import read_json, read_object
 
 EVENT_TYPE: Final = "Relay-Event-Type"
@@ -64,6 +64,11 @@ class Incoming(NamedTuple):
     originals: Originals = NO_ORIGINALS
     actor: Actor | None = None
     traceparent: str | None = None
+
+    @property
+    def shown_id(self) -> str:
+        """The id of the message as it is shown."""
+        return self.originals.get(ID) or str(self.message_id)
 
 
 #: The headers that an envelope sets; None for a header without a value.

@@ -7,7 +7,9 @@ producer may leave a field out of the body, but the body must not contradict sub
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json.encoder import encode_basestring
 from typing import Any, Final
+from urllib.parse import unquote
 
 from relay.domain.envelopes.event import (
     CAUSATION,
@@ -18,35 +20,33 @@ from relay.domain.envelopes.event import (
     Envelope,
     Outgoing,
     Own,
-    json_text,
     type_headers,
 )
 from relay.domain.errors import MalformedMessage
-from relay.domain.identity import MSG_ID, NatsMsgId, read_id, read_optional_id
-from relay.domain.quoting import read_header_text
+from relay.domain.identity import MSG_ID, NatsMsgId, read_id
 from relay.domain.reading import read_object, read_version
 from relay.domain.subject import EventSubject
 
 #: Headers that the body makes needless.
 _SPOKEN: Final = (EVENT_TYPE, EVENT_VERSION, OCCURRED_AT, CORRELATION, CAUSATION)
+#: Ids that headers may say, too.
+_ID_HEADERS: Final = (("correlation_id", CORRELATION), ("causation_id", CAUSATION))
 #: Fields that only other envelopes know. Here headers say these things.
 _HEADERS: Final = frozenset({"idempotency_key", "actor_id", "actor_kind", "partition_key", "traceparent"})
 
 
 def _encode(event: Outgoing) -> tuple[str, Own]:
+    id, subject, name, version, at, correlation, causation, payload, headers = event[:9]
     body = (
-        f'{{"message_id":{json_text(event.id)},"subject":"{event.subject}","event_type":"{event.event_type}",'
-        f'"event_version":{event.event_version},"occurred_at":"{event.occurred_at}",'
-        f'"correlation_id":{json_text(event.correlation_id)},"causation_id":{json_text(event.causation_id)},'
-        f'"payload":{event.payload}}}'
+        f'{{"message_id":{encode_basestring(id)},"subject":"{subject}","event_type":"{name}",'
+        f'"event_version":{version},"occurred_at":"{at}",'
+        f'"correlation_id":{"null" if correlation is None else encode_basestring(correlation)},'
+        f'"causation_id":{"null" if causation is None else encode_basestring(causation)},"payload":{payload}}}'
     )
     # The body holds everything, so these headers have no value, and a caller cannot set them. If the subject does
     # not name the event (a topic, for example), the type headers confirm the type in the body.
-    own = dict.fromkeys(_SPOKEN)
-    return body, own if event.subject.endswith(f".event.{event.event_type}.v{event.event_version}") else {
-        **own,
-        **type_headers(event),
-    }
+    own: Own = dict.fromkeys(_SPOKEN) if headers else {}
+    return body, own if subject.endswith(f".event.{name}.v{version}") else {**own, **type_headers(event)}
 
 
 def _decode(subject: str, headers: Mapping[str, str], body: Any) -> Mapping[str, Any]:
@@ -65,9 +65,9 @@ def _agreed(subject: str, headers: Mapping[str, str], body: Mapping[str, Any]) -
     }
     _agree_on_id(fields.pop("message_id", None), headers)
     _agree("subject", fields.pop("subject", subject), subject, "the message came by another")
-    for name, header in (("correlation_id", CORRELATION), ("causation_id", CAUSATION)):
-        said = read_optional_id(read_header_text(headers.get(header)), header)
-        if said is not None:
+    for name, header in _ID_HEADERS:
+        if header in headers:
+            said = read_id(unquote(headers[header]), header)
             given = read_id(fields.setdefault(name, said.text), name)
             _agree(name, given.uuid, said.uuid, f"the header {header} differs")
     fields.setdefault("occurred_at", headers.get(OCCURRED_AT))

@@ -32,10 +32,10 @@ OPEN: Final = frozenset({"/healthz", "/readyz"})
 LOCAL: Final = "local"
 #: The content type of a browser's form. Programs send JSON.
 FORM: Final = "application/x-www-form-urlencoded"
-_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Methods of questions.
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: The header ``Host``: a name or an address, and perhaps a port. Addresses of pages are made from it.
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-_MAX_BODY_BYTES: Final = 4 * 1024**2
 #: The body of an unexpected 500.
 FAULT: Final = {
     "error": {"code": "INTERNAL_ERROR", "message": "a fault of the program", "field": None, "hint": None}
@@ -67,7 +67,10 @@ class NotAdmitted(Exception):
 
     def response(self) -> Response:
         """The answer to the request."""
-        return json_response(self.body, self.status)
+        response = json_response(self.body, self.status)
+        if self.status == 503:
+            response.headers["Retry-After"] = "1"
+        return response
 
 
 class Doorkeeper:
@@ -85,7 +88,7 @@ class Doorkeeper:
         if path in OPEN:
             return None
         caller = self._caller(headers)
-        if method not in _READING:
+        if method not in READING:
             _check_same_origin(headers, scheme)
             _check_kind(headers, "application/json" if path.startswith("/api/") else FORM)
         return caller
@@ -198,7 +201,6 @@ class Door:
             scope.setdefault("state", {})["caller"] = self._doorkeeper.admit(
                 scope["method"], scope["path"], headers, scope["scheme"]
             )
-            _check_size(headers)
             await self._app(scope, receive, tell)
         except NotAdmitted as refused:
             response = refused.response()
@@ -210,12 +212,6 @@ class Door:
             _log.error("%s %a failed: %s", scope["method"], scope["path"][:200], type(error).__name__)
             if not begun:
                 await self._shown(Request(scope, receive), json_response(FAULT, 500))(scope, receive, tell)
-
-
-def _check_size(headers: Headers) -> None:
-    length = headers.get("content-length", "0")
-    if "transfer-encoding" in headers or not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
-        raise NotAdmitted(413, "TOO_LARGE", f"a body has a length, of {_MAX_BODY_BYTES} bytes at most")
 
 
 # --- what a route needs ---

@@ -24,6 +24,7 @@ from relay.ops.api import archive, contexts, queues, system
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
 from relay.ops.api.rows import router_of
+from relay.ops.api.turns import RequestLimits, Turns
 from relay.ops.archive import ArchiveHandlers
 from relay.ops.console.render import as_page
 from relay.ops.console.routes import attach
@@ -42,10 +43,16 @@ _LIMIT_MS: Final = "10000"
 #: How long files of an archive are read for one answer, in seconds.
 _PATIENCE_S: Final = 20.0
 _LIMITS: Final = OpsLimits()
+_TURNS: Final = RequestLimits()
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
 
 
-def create_app(settings: Settings, pools: ContextPools | None = None, limits: OpsLimits = _LIMITS) -> Door:
+def create_app(
+    settings: Settings,
+    pools: ContextPools | None = None,
+    limits: OpsLimits = _LIMITS,
+    turns: RequestLimits = _TURNS,
+) -> Door:
     """Return the ASGI application for a configuration. It connects when it is first asked.
 
     ``pools``: its connections, which it closes; its own if none are given.
@@ -70,7 +77,7 @@ def create_app(settings: Settings, pools: ContextPools | None = None, limits: Op
     )
     rows = RowHandlers(settings.contexts, pools.of, limits.window)
     cold = ArchiveHandlers(settings.contexts, pools.of, patience=_PATIENCE_S)
-    asked = cold.answer(rows.answer(queries(settings, sources=pools.of)))
+    asked = cold.answer(rows.answer(queries(settings, sources=pools.of, patience=_PATIENCE_S)))
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
@@ -91,7 +98,7 @@ def create_app(settings: Settings, pools: ContextPools | None = None, limits: Op
     for kind, answer in [*app.exception_handlers.items()]:
         app.add_exception_handler(kind, _shown(answer))
     attach(app)
-    return Door(RequestContextMiddleware(app), Doorkeeper(settings.ops), as_page)
+    return Door(Turns(RequestContextMiddleware(app), turns), Doorkeeper(settings.ops), as_page)
 
 
 class ContextPools:

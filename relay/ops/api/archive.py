@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -15,6 +15,7 @@ from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import PROBLEMS, Asked, InContext
 from relay.ops.api.models import OutcomeOut, Selection, Text, filter_model
+from relay.ops.api.parts import PartAsked
 from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, row_filter
 from relay.ops.kinds import ARCHIVED
 from relay.ops.requests import ListBatches
@@ -62,9 +63,11 @@ class VerifiedOut(BaseModel):
 
 
 @router.get("", response_model=list[dict[str, Any]], name="list_batches", description=ARCHIVED.listing)
-async def _list_batches(ops: Asked, _: Reading, context: InContext) -> Response:
-    found = (await ops.queries.ask_async(ListBatches(context=context))).unwrap()
-    return json_response([{**asdict(it), "file": it.file} for it in found])
+async def _list_batches(
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()]
+) -> Response:
+    found = (await ops.queries.ask_async(ListBatches(context=context, **asked.one_more()))).unwrap()
+    return asked.answer(found, lambda part: [{**asdict(it), "file": it.file} for it in part])
 
 
 @router.post("/verify", response_model=VerifiedOut)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property
 from typing import IO, Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Path, Request
-from starlette.background import BackgroundTask
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.errors import NothingFound
 from relay.bus.http import as_response, error_body, json_response, status_of
 from relay.domain.operators import Operator, Outcome
-from relay.ops.api.access import Caller
+from relay.ops.api.access import Caller, NotAdmitted
+from relay.ops.api.answers import Download, in_json
 from relay.ops.api.models import ProblemOut, Selection
 from relay.ops.kinds import Action, Kind
 from relay.ops.requests import ActOnRows, FindRows, ReadPayload
@@ -32,12 +32,13 @@ _MEANINGS: Final = {
     401: "a token is needed",
     403: "not allowed",
     404: "there is no such thing, or no such context",
+    408: "the body did not come in time",
     409: "its state forbids this, or a filter finds too many",
     413: "the body is too large",
     415: "the body is not JSON",
     422: "the request is not valid",
     500: "a fault of the program",
-    503: "a server does not answer",
+    503: "a server does not answer, or too much is asked at once",
 }
 #: Answers that any route may give besides its own, for the OpenAPI document.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -46,8 +47,6 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 _MAX_KNOWN: Final = 200
-#: How much of a download is in memory at once.
-_PART_BYTES: Final = 256 * 1024
 Answer = TypeVar("Answer")
 
 
@@ -56,13 +55,14 @@ class OpsLimits:
     """How much one answer may cost.
 
     ``rows``: how many a form may change. ``files``: how many of an archive it may read. ``shown``: how many ids
-    its result names. ``window``: how many rows a short look reads in each order.
+    its result names. ``window``: how many rows a short look reads in each order. ``downloads``: how many at once.
     """
 
     rows: int = 10_000
     files: int = 1_000
     shown: int = 100
     window: int = WINDOW
+    downloads: int = 8
 
 
 class Recent:
@@ -101,7 +101,7 @@ class Recent:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ops:
     """What the routes ask: the system that ``settings`` describes."""
 
@@ -110,6 +110,11 @@ class Ops:
     commands: CommandBus
     recent: Recent
     limits: OpsLimits
+
+    @cached_property
+    def downloads(self) -> asyncio.Semaphore:
+        """The places for downloads."""
+        return asyncio.Semaphore(self.limits.downloads)
 
     async def do(self, command: Command[Answer]) -> Result[Answer]:
         """Carry out a command. Later questions are answered anew, also if it failed half-way."""
@@ -130,24 +135,21 @@ InContext = Annotated[str, Path(description="A context of relay.toml.", max_leng
 
 async def answered(ops: Ops, query: Query[Any]) -> Response:
     """The answer of the query bus as it is."""
-    return as_response(await ops.queries.ask_async(query))
+    return in_json((await ops.queries.ask_async(query)).unwrap())
 
 
 async def payload_of(ops: Ops, kind: Kind, context: str, id: Any) -> Response:
-    """The whole payload of a row, as a download."""
-    found = await ops.queries.ask_async(ReadPayload(kind=kind.path, context=context, id=id))
-    if isinstance(found, Nothing):
-        raise NothingFound(f"{context} has no {kind.one} {str(id)[:100]!r}", hint="it may be in the archive")
-    file: IO[bytes] = found.unwrap()
-    size = os.fstat(file.fileno()).st_size
-    headers = {
-        "Content-Length": str(size),
-        "Content-Disposition": 'attachment; filename="payload"',
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-store",
-    }
-    parts = iter(partial(file.read, _PART_BYTES), b"")
-    return StreamingResponse(parts, 200, headers, "application/octet-stream", BackgroundTask(file.close))
+    """The whole payload of a row, as a download. Raises NotAdmitted if there are too many: each is a file."""
+    if ops.downloads.locked():
+        raise NotAdmitted(503, "BUSY", "too many payloads are being downloaded", "ask again in a second")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(ops.downloads)
+        found = await ops.queries.ask_async(ReadPayload(kind=kind.path, context=context, id=id))
+        if isinstance(found, Nothing):
+            raise NothingFound(f"{context} has no {kind.one} {str(id)[:100]!r}", hint="it may be in the archive")
+        file: IO[bytes] = found.unwrap()
+        stack.pop_all()
+    return Download(file, ops.downloads.release)
 
 
 def page_of(kind: Kind, context: str, wanted: Any, asked: Any) -> FindRows:
@@ -165,7 +167,7 @@ async def paged(ops: Ops, kind: Kind, query: FindRows) -> Response:
     shown = {"items": page.items, "total": page.total, "exact": page.exact, "reach": reach, "next": following}
     if page.unconfirmed:
         shown["unconfirmed"] = page.unconfirmed
-    return json_response(shown)
+    return in_json(shown)
 
 
 async def row_of(ops: Ops, query: Query[Row]) -> Row | Response:

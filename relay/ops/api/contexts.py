@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
-from relay.bus.http import as_response, json_response
+from relay.bus.http import json_response
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import PROBLEMS, Asked, InContext, answered, outcome_of
 from relay.ops.api.models import Number, OutcomeOut, Text
+from relay.ops.api.parts import PartAsked
 from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
     ListParked,
@@ -68,8 +69,11 @@ class AuditAsked(BaseModel):
 
 
 @router.get("/parked", response_model=list[dict[str, Any]], name="list_parked_keys", description=PARKED.listing)
-async def _list_parked_keys(ops: Asked, _: Reading, context: InContext) -> Response:
-    return await answered(ops, ListParked(context=context))
+async def _list_parked_keys(
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()]
+) -> Response:
+    found = (await ops.queries.ask_async(ListParked(context=context, **asked.one_more()))).unwrap()
+    return asked.answer(found)
 
 
 @router.post(
@@ -87,8 +91,11 @@ async def _release_keys(ops: Asked, caller: Operating, context: InContext, chose
     name="show_schedule",
     description=JOBS.listing,
 )
-async def _show_schedule(ops: Asked, _: Reading, context: InContext) -> Response:
-    return json_response(asdict((await ops.queries.ask_async(ReadSchedule(context=context))).unwrap()))
+async def _show_schedule(
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()]
+) -> Response:
+    found = (await ops.queries.ask_async(ReadSchedule(context=context, **asked.one_more()))).unwrap()
+    return asked.answer(found.jobs, lambda jobs: asdict(replace(found, jobs=tuple(jobs))))
 
 
 @router.post(
@@ -133,4 +140,4 @@ async def _resume_job(ops: Asked, caller: Operating, context: InContext, name: T
 async def _read_audit(
     ops: Asked, _: Reading, context: InContext, asked: Annotated[AuditAsked, Query()]
 ) -> Response:
-    return as_response(await ops.queries.ask_async(ReadAudit(context=context, **asked.model_dump())))
+    return await answered(ops, ReadAudit(context=context, **asked.model_dump()))

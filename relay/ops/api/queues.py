@@ -13,6 +13,7 @@ from relay.bus.http import json_response
 from relay.domain.operators import Operator
 from relay.domain.queues import JobState
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
+from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops, outcome_of
 from relay.ops.api.models import OutcomeOut, PageOut, Text
 from relay.ops.kinds import DEAD_JOBS, Action
@@ -75,7 +76,7 @@ async def _list_jobs(ops: Asked, caller: Reading, queue: Queue, asked: Annotated
         if not asked.args:
             del item["args"]
     # All jobs were counted and looked at, so nothing lies beyond a reach.
-    return json_response({"items": items, "total": page.total, "exact": True, "reach": {}, "next": page.next})
+    return in_json({"items": items, "total": page.total, "exact": True, "reach": {}, "next": page.next})
 
 
 @router.post("/{queue}/requeue", response_model=OutcomeOut, name="requeue_jobs", description=_REQUEUE.about)

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
-from relay.adapters.postgres.bounded import DETAIL
-from relay.bus.http import json_response
+from relay.adapters.postgres.bounded import PAYLOAD
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
+from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, payload_of, row_of
 from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of
 from relay.ops.kinds import Action, Kind
@@ -53,7 +53,7 @@ def _group(kind: Kind) -> Any:
     async def route(ops: Any, _: Any, context: Any, asked: Any) -> Response:
         wanted = kind.wanted(values_of(kind, asked), _states(asked) or kind.grouped)
         query = GroupRows(kind=kind.path, context=context, wanted=wanted)
-        return json_response(await ops.recent.ask(ops, query))
+        return in_json(await ops.recent.ask(ops, query))
 
     about = f"Count {kind.many}, by default {either(kind.grouped)} ones, by the code of their {kind.text[0]}"
     about = f"{about} and by their {kind.group}, among the newest 10,000."
@@ -69,11 +69,11 @@ def _show(kind: Kind) -> Any:
     async def route(ops: Any, caller: Any, context: Any, id: Any, payload: Any = False) -> Response:
         if payload:
             check_payloads(caller)
-        row = await row_of(ops, GetRow(kind=kind.path, context=context, id=kind.key(str(id))))
+        row = await row_of(ops, GetRow(kind=kind.path, context=context, id=kind.key(str(id)), payload=payload))
         if isinstance(row, Response):
             return row
-        body = _body(kind, row)
-        return json_response({**row, **(body if payload else {})})
+        body = _body(kind, row) if payload else {}
+        return in_json({**row, **body})
 
     about = f"Show one {kind.one}: {kind.shows}. Its payload needs the right to see payloads."
     name = f"show_{kind.one.replace(' ', '_')}"
@@ -93,7 +93,7 @@ def _download(kind: Kind) -> Any:
 def _body(kind: Kind, row: dict[str, Any]) -> Mapping[str, Any]:
     """Take the payload out of a row, as JSON shows it."""
     size = row["payload_bytes"]
-    cut = {"payload_cut": True} if size is None or size > DETAIL else {}
+    cut = {"payload_cut": True} if size is None or size > PAYLOAD else {}
     if kind.body != "payload":
         return show_original(row.pop(kind.body), cut=bool(cut)) | cut
     text = row.pop("payload")

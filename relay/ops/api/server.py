@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import socket
 
-import uvicorn
-
 from relay.domain.errors import ConfigurationError, InvalidRequest
-from relay.ops.api.access import is_loopback
+from relay.ops.api.access import Door, is_loopback
 from relay.ops.api.app import create_app
+from relay.ops.api.connections import BoundedConfig, BoundedServer, ConnectionLimits, fitting
 from relay.settings import Settings
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError if the address needs users and there are none."""
     check_address(settings, host)
-    uvicorn.run(
-        create_app(settings),
+    server_of(create_app(settings), host, port, fitting(ConnectionLimits())).run()
+
+
+def server_of(app: Door, host: str, port: int, limits: ConnectionLimits) -> BoundedServer:
+    """A server of an application that `create_app` has made."""
+    config = BoundedConfig(
+        app,
+        limits,
         host=host,
         port=port,
         access_log=False,
@@ -26,6 +31,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         log_config=None,
         timeout_graceful_shutdown=5,
     )
+    return BoundedServer(config)
 
 
 def check_free(host: str, port: int) -> None:

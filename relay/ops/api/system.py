@@ -12,9 +12,10 @@ from starlette.responses import Response
 from relay.bus import Some
 from relay.bus.http import as_response, error_body, json_response
 from relay.domain.errors import RelayError, of_context
-from relay.domain.findings import Diagnosis, ProcessKind, Severity
+from relay.domain.findings import SHOWN, Diagnosis, ProcessKind, Severity
 from relay.domain.identity import check_id
 from relay.ops.api.access import Reading
+from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops
 from relay.ops.api.models import Text
 from relay.ops.queries import Diagnose, Explain
@@ -64,7 +65,7 @@ async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive:
     ``archive``: also search the archives, which may take long.
     """
     found = await ops.queries.ask_async(Explain(id=str(check_id(id, "id").value), archive=archive))
-    return json_response(asdict(found.value)) if isinstance(found, Some) else as_response(found)
+    return in_json(asdict(found.value)) if isinstance(found, Some) else as_response(found)
 
 
 @router.get("/doctor", response_model=dict[str, Any])
@@ -72,10 +73,11 @@ async def doctor(ops: Asked, _: Reading) -> Response:
     """Say which conditions are not met and what to change, the worst first, as `relay doctor` does."""
     found = await ops.recent.ask(ops, Diagnose(close=True))
     examined = [
-        {"server": it.server, "healthy": it.healthy, "milliseconds": it.milliseconds, "detail": it.detail}
+        {"server": it.server, "healthy": it.healthy, "milliseconds": it.milliseconds, "detail": it.detail[:SHOWN]}
         for it in found.examined
     ]
-    return json_response({"findings": [asdict(it) for it in found.findings], "examined": examined})
+    shown = [asdict(it) for it in found.first(SHOWN)]
+    return in_json({"findings": shown, "total": len(found.findings), "examined": examined})
 
 
 @router.get("/fleet", response_model=list[dict[str, Any]])

@@ -25,12 +25,10 @@ from relay.ops.console.forms import Form, Pairs, checked, read
 from relay.ops.console.render import page
 from relay.ops.console.wording import plural
 from relay.ops.kinds import ARCHIVED
-from relay.ops.requests import ListBatches
+from relay.ops.requests import LISTED, ListBatches
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive")
 Verb = Literal["restore", "replay"]
-#: How many batches are listed.
-_MAX_LISTED: Final = 500
 #: More ids would not fit into an address.
 _MAX_IDS: Final = 100
 NOUNS: Final = {ArchiveKind.OUTBOX: "event", ArchiveKind.INBOX: "message", ArchiveKind.TASKS: "task"}
@@ -39,11 +37,9 @@ NOUNS: Final = {ArchiveKind.OUTBOX: "event", ArchiveKind.INBOX: "message", Archi
 @router.get("")
 async def listed(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
     """List the batches in the archive."""
-    found = (await ops.queries.ask_async(ListBatches(context=context))).unwrap()
+    found = (await ops.queries.ask_async(ListBatches(context=context, newest=True))).unwrap()
     on = ops.settings.contexts[context].archive.place is not None
-    return page(
-        request, "archive.html", kind=ARCHIVED, context=context, batches=list(found)[::-1], on=on, most=_MAX_LISTED
-    )
+    return page(request, "archive.html", kind=ARCHIVED, context=context, batches=found, on=on, most=LISTED)
 
 
 # --- verify files ---

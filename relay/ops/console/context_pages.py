@@ -21,6 +21,7 @@ from relay.ops.console.forms import Form, Pairs, read
 from relay.ops.console.render import page
 from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
+    LISTED,
     ListParked,
     PauseJob,
     ReadAudit,
@@ -44,7 +45,7 @@ _COMMANDS: Final[dict[Verb, type[RunJob | PauseJob | ResumeJob]]] = {
 async def parked(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
     """List the keys that ordered subscriptions have parked."""
     found = (await ops.queries.ask_async(ListParked(context=context))).unwrap()
-    return page(request, "parked.html", kind=PARKED, context=context, rows=found)
+    return page(request, "parked.html", kind=PARKED, context=context, rows=found, most=LISTED)
 
 
 class _Keys(BaseModel):
@@ -98,7 +99,7 @@ async def schedule(request: Request, ops: Asked, _: Reading, context: InContext)
     """Show what is scheduled, when it ran last and runs next, and which scheduler leads."""
     found = (await ops.queries.ask_async(ReadSchedule(context=context))).unwrap()
     pausable = {job.name for job in found.jobs if pause_refusal(job.schedule) is None}
-    return page(request, "schedule.html", kind=JOBS, context=context, found=found, pausable=pausable)
+    return page(request, "schedule.html", kind=JOBS, context=context, found=found, pausable=pausable, most=LISTED)
 
 
 class _Job(BaseModel):

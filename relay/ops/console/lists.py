@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from relay.adapters.postgres.bounded import DETAIL
+from relay.adapters.postgres.bounded import PAYLOAD
 from relay.adapters.postgres.paging import MAX_COUNTED, Page, Row
 from relay.bus import Nothing
 from relay.bus.errors import NothingFound
@@ -99,15 +99,16 @@ async def _show(request: Request, ops: Ops, caller: Caller, context: str, kind: 
     asked = checked(_Shown, dict(request.query_params))
     if asked.payload:
         check_payloads(caller)
-    found = await ops.queries.ask_async(GetRow(kind=kind.path, context=context, id=kind.key(asked.id)))
+    query = GetRow(kind=kind.path, context=context, id=kind.key(asked.id), payload=asked.payload)
+    found = await ops.queries.ask_async(query)
     if isinstance(found, Nothing):
         raise NothingFound(f"{context} has no {kind.one} {asked.id[:100]!r}", hint="it may be in the archive")
     row = dict(found.value)
-    size = row["payload_bytes"]
-    cut = size is None or size > DETAIL
-    if kind.body != "payload":
+    size = row.get("payload_bytes")
+    cut = size is None or size > PAYLOAD
+    if asked.payload and kind.body != "payload":
         row |= show_original(row.pop(kind.body), cut=cut)
-    payload = row.pop("payload")
+    payload = row.pop("payload", None)
     return page(
         request,
         (f"{kind.path}-one.html", "one.html"),
@@ -115,7 +116,7 @@ async def _show(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         kind=kind,
         row=row,
         id=asked.id,
-        payload=payload if asked.payload else None,
+        payload=payload,
         shown=asked.payload,
         cut=cut,
         actions=_offered(kind, caller, [row["status"]]),

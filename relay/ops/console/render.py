@@ -12,9 +12,10 @@ from urllib.parse import urlencode
 
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
+from relay.ops.api.answers import MadeApart
 from relay.ops.console import wording
 
 _HERE: Final = Path(__file__).parent
@@ -116,12 +117,8 @@ def page(request: Request, template: str | Sequence[str], status: int = 200, **v
         "theme": theme if theme in _THEMES else None,
         "context": None,
     }
-    text = (
-        _environment()
-        .select_template([template] if isinstance(template, str) else template)
-        .render(common | values)
-    )
-    return HTMLResponse(text, status, _HEADERS)
+    found = _environment().select_template([template] if isinstance(template, str) else template)
+    return MadeApart(lambda: found.render(common | values).encode(), status, _HEADERS, "text/html")
 
 
 def _params(items: Sequence[tuple[str, str]]) -> dict[str, list[str]]:

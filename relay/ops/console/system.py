@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from relay.adapters.members import LISTED as MEMBERS
 from relay.domain.errors import InvalidRequest
 from relay.domain.operators import Operator
 from relay.domain.queues import JobState
@@ -39,7 +40,7 @@ async def streams(request: Request, ops: Asked, _: Reading) -> Response:
 @router.get("/fleet")
 async def fleet(request: Request, ops: Asked, _: Reading) -> Response:
     """List workers and supervisors of all hosts."""
-    return page(request, "fleet.html", seen=(await ops.queries.ask_async(ListMembers())).unwrap())
+    return page(request, "fleet.html", seen=(await ops.queries.ask_async(ListMembers())).unwrap(), most=MEMBERS)
 
 
 @router.get("/queues")

@@ -21,6 +21,8 @@ _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _BYTES: Final = 1024
 #: Ids of more characters are shortened in tables.
 _LONG: Final = 20
+#: So many characters of a text are in a cell of a list.
+_LINE: Final = 300
 #: What the classes of dead letters mean, and what helps.
 CLASSES: Final = {
     "unconfirmed": "A letter says so, but no message died. Find out who sent it, then discard this one.",
@@ -85,6 +87,12 @@ def short(text: object) -> str:
     return shown if len(shown) <= _LONG else f"{shown[:8]}…{shown[-4:]}"
 
 
+def brief(text: object) -> str:
+    """The beginning of a text, as long as a line of a table is."""
+    shown = str(text)
+    return shown if len(shown) <= _LINE else f"{shown[:_LINE]}…"
+
+
 def gap(seconds: float) -> str:
     """The time between two events: ``40 ms after``; or ``before``, if the clocks of two servers differ."""
     return f"{duration(abs(seconds))} {'after' if seconds >= 0 else 'before'}"
@@ -120,5 +128,5 @@ def pretty(text: str | None) -> str:
 
 def filters() -> dict[str, Any]:
     """The names that templates use for these functions."""
-    functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, gap)
+    functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, brief, gap)
     return {it.__name__: it for it in functions}

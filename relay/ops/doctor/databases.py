@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -24,6 +25,8 @@ _CLEANING: Final = {
 }
 #: A table with more dead row versions than this, and more than rows, is not cleaned up.
 _MANY_DEAD: Final = 50_000
+#: How a role is shown that may write to every table of the server.
+ALL_TABLES: Final = "all tables"
 #: How much of the sessions may be in use.
 _FULL: Final = 0.8
 
@@ -88,6 +91,24 @@ def rights(place: str, details: DatabaseDetails) -> Iterator[Finding]:
         first = ", ".join(details.lacking[:4])
         more = f" and {len(details.lacking) - 4} more" if len(details.lacking) > 4 else ""
         yield error("RIGHTS_MISSING", place, f"the role lacks {first}{more}", granting(details.role))
+
+
+def others_rights(place: str, details: DatabaseDetails) -> Iterator[Finding]:
+    """No role but the owner's and the fleet's may write more than a producer does."""
+    for role, rights in details.beyond.items():
+        first = ", ".join(rights[:4])
+        more = f" and {len(rights) - 4} more" if len(rights) > 4 else ""
+        text = f"the role {role} may do more than a producer: {first}{more}"
+        yield warning("RIGHTS_BEYOND", place, text, _less(role, rights))
+
+
+def _less(role: str, rights: Sequence[str]) -> str:
+    if any(it.endswith(ALL_TABLES) for it in rights):
+        return f"REVOKE pg_write_all_data FROM {role}"
+    if role == "PUBLIC":
+        tables = ", ".join(dict.fromkeys(it.partition(" on ")[2].partition(" ")[0] for it in rights))
+        return f"run as the owner: REVOKE ALL ON {tables} FROM PUBLIC"
+    return f"run as the owner: relay db grant --application {shlex.quote(role)}"
 
 
 def vacuum(place: str, details: DatabaseDetails) -> Iterator[Finding]:
@@ -194,7 +215,18 @@ def pauses(place: str, details: DatabaseDetails) -> Iterator[Finding]:
         yield warning("JOB_PAUSED", place, f"the cron job {name} is paused", f"relay schedule resume {name}")
 
 
-CLOSE_CHECKS: Final = (rights, vacuum, snapshots, idle_sessions, blocked, pooler, sessions, leader, pauses)
+CLOSE_CHECKS: Final = (
+    rights,
+    others_rights,
+    vacuum,
+    snapshots,
+    idle_sessions,
+    blocked,
+    pooler,
+    sessions,
+    leader,
+    pauses,
+)
 
 
 def _minutes(seconds: float) -> str:

@@ -23,6 +23,7 @@ from relay.adapters.postgres.movements import PostgresMovements
 from relay.adapters.postgres.pool import connected
 from relay.bootstrap import cold_store, duties
 from relay.credentials import jetstream, redis_options
+from relay.domain.backlogs import FleetSessions
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
 from relay.domain.queues import QueueView
@@ -133,7 +134,7 @@ class Examination:
             found += databases.same_place(place, *places)
         if details is not None:
             found += [it for closer in databases.CLOSE_CHECKS for it in closer(place, details)]
-        return f"tables at {state.tables.current}", found
+        return f"tables at {state.tables.current}; {FleetSessions(held=state.ours, room=state.room)}", found
 
     async def _backlogs(self, place: str, context: ContextSettings) -> list[Finding]:
         """What waits: what is wrong with it by itself. What stands still is told when all servers were asked."""

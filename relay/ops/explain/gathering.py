@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from relay.adapters.postgres.archive import PostgresArchive
+from relay.adapters.postgres.bounded import CELL
 from relay.adapters.postgres.life import KINDS, LIMIT, Row, Rows, read
 from relay.adapters.postgres.pool import Source
 from relay.bootstrap import cold_store
@@ -27,6 +28,8 @@ from relay.domain.moments import EARLIEST, LATEST, moment, nearest
 from relay.domain.traceparent import TRACEPARENT, find
 from relay.settings import ContextSettings
 
+#: A life has at most so many rows, of all contexts and kinds.
+MOST: Final = 3_000
 #: A chain is followed for at most so many links.
 _MAX_ROUNDS: Final = 20
 #: How often the archives are read, because rows found there may name more.
@@ -38,6 +41,8 @@ _WITH_TIME: Final = 7
 _ARCHIVED: Final = {"events": ArchiveKind.OUTBOX, "messages": ArchiveKind.INBOX, "tasks": ArchiveKind.TASKS}
 #: The column of each kind that other rows name as their cause.
 _KEYS: Final = {"events": "id", "messages": "message_id", "incidents": "message_id", "tasks": "id", "runs": None}
+#: Columns that are not shown, and may be large.
+_BODIES: Final = {"payload", "headers", "metadata"}
 _TIMES: Final = ("occurred_at", "received_at", "created_at", "recorded_at", "opened_at")
 
 #: Lends the database of a context. Raises DatabaseUnreachable.
@@ -53,16 +58,23 @@ class Gathered:
     rows: dict[str, dict[str, dict[Any, Row]]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     cut: bool = False
+    count: int = 0
 
     def add(self, context: str, found: Rows, *, archived: bool = False) -> None:
-        """Take rows. A row of a table stands for its archived copy."""
+        """Take rows, as many as there may be. A row of a table stands for its archived copy."""
         mine = self.rows.setdefault(context, {kind: {} for kind in KINDS})
         for kind, rows in found.items():
             self.cut = self.cut or (not archived and len(rows) >= LIMIT)
             for row in rows:
                 key = row["message_id"] if kind == "messages" else row["id"]
-                if not archived or key not in mine[kind]:
-                    mine[kind][key] = {**row, "archived": archived}
+                if key not in mine[kind]:
+                    if self.count >= MOST:
+                        self.cut = True
+                        return
+                    self.count += 1
+                elif archived:
+                    continue
+                mine[kind][key] = {**row, "archived": archived}
 
     def all(self, kind: str) -> Iterator[tuple[str, Row]]:
         """All rows of a kind, with their contexts."""
@@ -75,19 +87,45 @@ class Gathered:
 
 
 async def gather(
-    contexts: Mapping[str, ContextSettings], sources: Sources, asked: str, *, archive: bool, progress: Progress
+    contexts: Mapping[str, ContextSettings],
+    sources: Sources,
+    asked: str,
+    *,
+    archive: bool,
+    progress: Progress,
+    patience: float | None = None,
 ) -> Gathered:
-    """Find everything about an id. Never raises for a context that cannot be read: it is ``unread``."""
-    found, wanted = Gathered(), LifeSearch.of(asked)
-    wanted = await _tables(contexts, sources, wanted, found)
-    for _ in range(_MAX_READINGS if archive else 0):
+    """Find everything about an id. Never raises for a context that cannot be read: it is ``unread``.
+
+    ``patience``: how long archives are read, in seconds; None without a limit.
+    """
+    found = Gathered()
+    wanted = await _tables(contexts, sources, LifeSearch.of(asked), found)
+    if not archive:
+        return found
+    try:
+        async with asyncio.timeout(patience):
+            await _archives(contexts, sources, asked, wanted, found, progress)
+    except TimeoutError:
+        found.unread["archives"] = f"not read to the end within {patience:g} s; relay explain {asked} reads all"
+    return found
+
+
+async def _archives(
+    contexts: Mapping[str, ContextSettings],
+    sources: Sources,
+    asked: str,
+    wanted: LifeSearch,
+    found: Gathered,
+    progress: Progress,
+) -> None:
+    for _ in range(_MAX_READINGS):
         since = _since(asked, found)
         for context in contexts.values():
             await _archive(context, sources, wanted, since, found, progress)
-        if (more := _grown(wanted, found)) == wanted:
+        if found.cut or (more := _grown(wanted, found)) == wanted:
             break
         wanted = await _tables(contexts, sources, more, found)
-    return found
 
 
 async def _tables(
@@ -180,8 +218,12 @@ async def _archive(
                 PostgresArchive(source, name), store, lambda row: archived_subject(context.routing, row)
             )
             for kind, archived in _ARCHIVED.items():
-                rows = await cold.read(archived, RowFilter(since=since), lambda row: _wants(wanted, row), progress)
-                found.add(name, {kind: [_read(row) for row in rows]}, archived=True)
+                rows = cold.read(archived, RowFilter(since=since), lambda row: _wants(wanted, row), progress)
+                async with aclosing(rows):
+                    async for row in rows:
+                        found.add(name, {kind: [_read(row)]}, archived=True)
+                        if found.count >= MOST:
+                            return
     except RelayError as error:
         found.unread[f"archive of {name}"] = str(error)
 
@@ -206,7 +248,10 @@ def _read(row: Mapping[str, Any]) -> Row:
         if row.get(name)
     }
     times = {name: moment(it) for name, it in row.items() if name.endswith("_at") and it}
-    return {**row, **ids, **times, "traceparent": _carried(row)}
+    texts = {
+        name: it[: CELL.prose] if isinstance(it, str) else it for name, it in row.items() if name not in _BODIES
+    }
+    return {**texts, **ids, **times, "traceparent": _carried(row)}
 
 
 def _carried(row: Mapping[str, Any]) -> object:

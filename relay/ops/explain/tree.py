@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
 from relay.adapters.postgres.life import Row
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_originals
 from relay.domain.life import Step, StepKind
+from relay.domain.moments import readable
 from relay.domain.traceparent import trace_id
-from relay.ops.explain.gathering import Gathered
+from relay.ops.explain.gathering import MOST, Gathered
 
+#: How deep the tree of a step is.
+LEVELS: Final = 50
 #: The kind of rows that an operator's action is about, by the beginning of its name.
 _ABOUT: Final = {"outbox": StepKind.EVENT, "tasks": StepKind.TASK, "dlq": StepKind.INCIDENT}
 
@@ -31,16 +35,25 @@ class _Node:
     row: UUID | None = None
     below: list[_Node] = field(default_factory=list)
 
-    def built(self) -> Step:
-        """The step with all that is below it."""
-        return replace(self.step, children=tuple(node.built() for node in self.below))
+    def built(self, levels: int, later: Callable[[_Node], None]) -> Step:
+        """The step with what is below it. ``later`` is called with each that lies deeper than ``levels``."""
+        if levels:
+            return replace(self.step, children=tuple(node.built(levels - 1, later) for node in self.below))
+        for node in self.below:
+            later(node)
+        return self.step
 
 
 def steps(found: Gathered) -> list[Step]:
-    """Return the steps without a known cause, oldest first, each with everything that followed from it."""
+    """Return the steps without a known cause, oldest first, each with everything that followed from it.
+
+    What lies deeper than `LEVELS` is also such a step, and names its cause: readers of a tree call themselves.
+    """
     forest = _Forest(found)
     # Only now, because every node must have its place first.
-    roots = [node.built().under(None) for node in list(forest.roots())]
+    waiting, roots = list(forest.roots()), list[Step]()
+    while waiting:
+        roots.append(waiting.pop().built(LEVELS, waiting.append).under(None))
     return sorted(roots, key=lambda it: (it.at is None, it.at and it.at.timestamp()))
 
 
@@ -51,7 +64,8 @@ class _Forest:
         self.incidents = [_incident(context, row) for context, row in found.all("incidents")]
         self.tasks = [_task(context, row) for context, row in found.all("tasks")]
         self.runs = [_run(context, row) for context, row in found.all("runs")]
-        self.actions = [node for context, row in found.all("actions") for node in _actions(context, row)]
+        actions = (node for context, row in found.all("actions") for node in _actions(context, row))
+        self.actions = list(islice(actions, MOST))
         self._publications = {id(node): _publication(node) for node in self.events}
         self._by_key: dict[tuple[StepKind, UUID | int], list[_Node]] = {}
         for node in (*self.events, *self.messages, *self.tasks, *self.incidents):
@@ -113,7 +127,10 @@ class _Forest:
 
 def _within(above: _Node, node: _Node) -> bool:
     """Whether ``above`` is ``node`` or below it: ids that name each other as cause must not make a circle."""
-    return above is node or any(_within(above, below) for below in node.below)
+    waiting = [node]
+    while waiting and (it := waiting.pop()) is not above:
+        waiting += it.below
+    return bool(waiting) or it is above
 
 
 # --- a row as a step ---
@@ -130,15 +147,15 @@ def _event(context: str, row: Row) -> _Node:
         id=_shown(row, ID, row["id"]),
         name=f"{row['event_type']} v{row['event_version']}",
         state=state,
-        at=row["occurred_at"],
-        ended=ended,
+        at=readable(row["occurred_at"]),
+        ended=readable(ended),
         attempts=row["publish_attempts"],
         error=row["publish_error"],
         trace_id=trace_id(row["traceparent"]),
         details={
             **about,
             **_ids(row),
-            "next_attempt": None if ended else row["available_at"],
+            "next_attempt": None if ended else readable(row["available_at"]),
             "stream": row["published_stream"],
             "sequence": row["published_seq"],
             "generation": row["generation"],
@@ -184,8 +201,8 @@ def _message(context: str, row: Row) -> _Node:
         id=_shown(row, ID, row["message_id"]),
         name=row["subscription"] or "",
         state=state,
-        at=row["received_at"],
-        ended=ended,
+        at=readable(row["received_at"]),
+        ended=readable(ended),
         attempts=row["attempts"],
         error=row["dead_letter_reason"] or row["last_error"],
         trace_id=trace_id(row["traceparent"]),
@@ -195,7 +212,7 @@ def _message(context: str, row: Row) -> _Node:
             "stream": row["stream"],
             "sequence": row["stream_seq"],
             **_ids(row),
-            "next_attempt": None if ended else row["next_attempt_at"],
+            "next_attempt": None if ended else readable(row["next_attempt_at"]),
             "class": row["dead_letter_class"],
             "requeues": row["requeues"],
         },
@@ -212,8 +229,8 @@ def _incident(context: str, row: Row) -> _Node:
         id=str(row["id"]),
         name=row["subscription"] or "",
         state=row["status"],
-        at=row["recorded_at"],
-        ended=row["closed_at"],
+        at=readable(row["recorded_at"]),
+        ended=readable(row["closed_at"]),
         attempts=row["attempts"],
         error=row["reason"],
         trace_id=trace_id(row["traceparent"]),
@@ -231,12 +248,17 @@ def _task(context: str, row: Row) -> _Node:
         id=_shown(row, ID, row["id"]),
         name=row["type"],
         state=row["status"],
-        at=row["created_at"],
-        ended=row["finished_at"],
+        at=readable(row["created_at"]),
+        ended=readable(row["finished_at"]),
         attempts=row["attempts"],
         error=row["last_error"],
         trace_id=trace_id(row["traceparent"]),
-        details={"queue": row["queue"], **_ids(row), "started": row["started_at"], "next_attempt": waiting},
+        details={
+            "queue": row["queue"],
+            **_ids(row),
+            "started": readable(row["started_at"]),
+            "next_attempt": readable(waiting),
+        },
         archived=row["archived"],
     )
     return _Node(step, row["id"], row["causation_id"], row["correlation_id"])
@@ -249,8 +271,8 @@ def _run(context: str, row: Row) -> _Node:
         id=str(row["correlation_id"]),
         name=row["job"],
         state=row["state"],
-        at=row["started_at"] or row["opened_at"],
-        ended=row["finished_at"],
+        at=readable(row["started_at"] or row["opened_at"]),
+        ended=readable(row["finished_at"]),
         attempts=row["attempts"],
         error=row["error"],
         details={"scheduled_for": row["scheduled_for"]},
@@ -268,7 +290,7 @@ def _actions(context: str, row: Row) -> Iterator[_Node]:
             id=text,
             name=row["action"],
             state="done",
-            at=row["at"],
+            at=readable(row["at"]),
             details={"by": row["actor"], "note": row["note"]},
         )
         yield _Node(step, int(text) if about == "dlq" else UUID(text))

@@ -23,6 +23,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 
 from relay.adapters.postgres.failures import reaching, reason
 from relay.adapters.postgres.migrations.running import ALEMBIC, STEP_TIMEOUT_S, Runner, beforehand
+from relay.adapters.postgres.pool import dial
 from relay.adapters.postgres.revisions import FILES, MigrationStatus, compared
 from relay.domain.disclosure import first_line
 from relay.domain.errors import ConfigurationError, DatabaseUnreachable
@@ -123,7 +124,7 @@ def _connect(url: str) -> Iterator[Engine]:
 
     def connect() -> psycopg.Connection[Any]:
         with reaching():
-            return psycopg.connect(url, connect_timeout=5, application_name="jetrelay-migrations")
+            return dial(url, connect_timeout=5, application_name="jetrelay-migrations")
 
     engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=StaticPool)
     try:

@@ -66,8 +66,6 @@ class Runner:
         build would wait for it.
         """
         with self._apart() as connection:
-            connection.execute(text("SET statement_timeout = 0"))
-            connection.execute(text("SET idle_in_transaction_session_timeout = 0"))
             while not connection.scalar(_TRY_LOCK):
                 time.sleep(_POLL_INTERVAL_S)
 

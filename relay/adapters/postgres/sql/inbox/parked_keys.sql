@@ -8,3 +8,4 @@ SELECT p.subscription, p.order_key AS key, p.parked_at AS since, p.message_id AS
           AND i.dead_lettered_at IS NULL) AS waiting
 FROM parked_keys AS p
 ORDER BY p.parked_at, p.subscription, p.order_key
+LIMIT %(limit)s OFFSET %(offset)s

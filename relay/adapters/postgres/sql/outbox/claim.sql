@@ -1,7 +1,7 @@
--- Claim due events of the held lanes. Within a key, events go in the order of their commits: a failed event keeps
--- the later ones of its key waiting (relay_holds_back). The last columns are the lane of the event, the quota, and
--- how often events were reopened. The last one shows whether an event was reopened since the low-water marks were
--- found.
+-- Claim due events of those of the lanes that outbox/lock_lanes has locked before in the transaction. Within a key,
+-- events go in the order of their commits: a failed event keeps the later ones of its key waiting (relay_holds_back).
+-- The last columns are the lane of the event, the quota, and how often events were reopened. The last one shows
+-- whether an event was reopened since the low-water marks were found.
 --
 -- Each search follows the order of its index, so that the planner does not choose one that reads far more. OFFSET
 -- 0 keeps a subquery from being merged into the rest.
@@ -9,7 +9,13 @@
 -- Events that this process could not settle lately are left out: they would take the places of others.
 --
 -- Usually no event has failed. Then failed events are not searched.
-WITH failed AS MATERIALIZED (
+WITH held AS MATERIALIZED (
+    SELECT lane, mark
+    FROM unnest(%(lanes)s::int[] || -1, %(marks)s::bigint[]) AS asked (lane, mark)
+    WHERE lane = -1
+       OR lane = ANY (coalesce(nullif(current_setting('relay.held_lanes', true), '')::int[], %(lanes)s::int[]))
+),
+failed AS MATERIALIZED (
     SELECT EXISTS (
         SELECT
         FROM outbox_events
@@ -22,7 +28,7 @@ WITH failed AS MATERIALIZED (
 -- No publisher holds it; SKIP LOCKED divides its events between publishers.
 ready_lane AS MATERIALIZED (
     SELECT held.lane, first.seq AS first_seq
-    FROM unnest(%(lanes)s::int[] || -1, %(marks)s::bigint[]) AS held (lane, mark), LATERAL (
+    FROM held, LATERAL (
         SELECT e.seq
         FROM outbox_events AS e
         WHERE e.published_at IS NULL AND e.dead_at IS NULL AND e.available_at IS NULL
@@ -100,7 +106,7 @@ due AS (
     SELECT NULL::bigint AS range_id, e.*
     FROM outbox_events AS e
     WHERE e.published_at IS NULL AND e.dead_at IS NULL AND e.available_at <= now()
-      AND relay_lane(e.partition_key) = ANY (%(lanes)s::int[] || -1)
+      AND relay_lane(e.partition_key) = ANY (ARRAY(SELECT lane FROM held))
       AND e.id NOT IN (SELECT unnest(%(apart)s::uuid[]))
       AND (e.partition_key = '' OR NOT EXISTS (
           SELECT FROM relay_is_held_back(e.partition_key, e.seq, e.generation, %(dead_head_blocks)s)))

@@ -14,3 +14,4 @@ LEFT JOIN LATERAL (
 ) AS run ON true
 WHERE job.removed_at IS NULL
 ORDER BY job.name
+LIMIT %(limit)s OFFSET %(offset)s
