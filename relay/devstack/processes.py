@@ -185,6 +185,17 @@ def _wait_until(processes: Iterable[psutil.Process], states: set[str], seconds: 
 
 def _state(process: psutil.Process) -> str:
     try:
-        return str(process.status()) if process.is_running() else psutil.STATUS_DEAD
+        state = str(process.status()) if process.is_running() else psutil.STATUS_DEAD
     except psutil.NoSuchProcess:
         return str(psutil.STATUS_DEAD)
+    # The state of a process is that of its first thread. The others stop a little later, each by itself.
+    return psutil.STATUS_RUNNING if state == psutil.STATUS_STOPPED and _some_thread_runs(process.pid) else state
+
+
+def _some_thread_runs(pid: int) -> bool:
+    """Whether a thread of a stopped process has not stopped yet. False where there is no ``/proc``."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if stat.read_text(errors="replace").rpartition(")")[2].split()[0] not in {"T", "t", "Z", "X"}:
+                return True
+    return False

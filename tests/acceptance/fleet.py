@@ -178,6 +178,14 @@ class Fleet:
         """Send a signal to a process and all its children."""
         os.killpg(process.pid, number)
 
+    def freeze(self, process: subprocess.Popen[bytes]) -> None:
+        """Stop a process and all its children, and wait until none of their threads runs any more."""
+        processes.freeze(process.pid)
+
+    def thaw(self, process: subprocess.Popen[bytes]) -> None:
+        """Let what is frozen go on."""
+        processes.thaw(process.pid)
+
     def stop(self, process: subprocess.Popen[bytes], seconds: float = 30) -> int:
         """Send SIGTERM and wait; returns the exit code."""
         process.send_signal(signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -131,12 +130,12 @@ def test_a_worker_paused_in_the_middle_of_a_call_does_not_settle_the_row_of_its_
     first = fleet.worker()
     message_id = commit_one(fleet.urls["vibespro"])
     wait_for("the first worker has called", lambda: handler.count(message_id) == 1)
-    fleet.signal(first, signal.SIGSTOP)
+    fleet.freeze(first)
     fleet.worker()
     wait_for("another worker has taken over", lambda: handler.count(message_id) == 2)
     row = wait_for("it is processed", lambda: processed(fleet) and fleet.inbox(message_id))
     go_on.set()
-    fleet.signal(first, signal.SIGCONT)
+    fleet.thaw(first)
     marker = commit_many(fleet, 20)
     wait_for("later messages are processed", lambda: processed(fleet) == 1 + len(marker))
     assert fleet.inbox(message_id)["processed_at"] == row["processed_at"]

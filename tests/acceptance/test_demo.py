@@ -68,14 +68,18 @@ def test_the_accounts_balance(directory: Path) -> None:
     assert "\x1b" not in text
     figures = [line for line in text.splitlines() if re.match(r" *\d+\.\d s  committed \d+  published \d+", line)]
     assert len(figures) >= 5
-    for answers in (
-        r"200 \(\d+\)",
-        r"409 \(10\)",
-        r"422 \(10\)",
-        r"503, 503, 200 \(12\)",
-        r"no answer, 200 \(1\)",
+    # A slow machine calls some more than once: "422 (9); 422, 422 (1)". The last four figures of a row stay.
+    for asked, answers, figures in (
+        ("200", r"200 \(\d+\)", "467 467 0 467"),
+        ("409", r"409 \(\d+\)", "10 10 0 0"),
+        ("422", r"422 \(\d+\)", "10 0 10 0"),
+        ("503, 503, 200", r"503, 503, 200 \(\d+\)", "12 12 0 12"),
+        ("no answer in time, then 200", "no answer, 200", "1 1 0 1"),
     ):
-        assert re.search(answers, text), answers
+        row = re.search(rf"^{asked} +(\S.*?)((?: +\d+){{4}})$", text, re.MULTILINE)
+        assert row is not None, (asked, text)
+        assert re.search(answers, row[1]), row[0]
+        assert row[2].split() == figures.split(), row[0]
     assert re.search(r"published +500( +\d+){4}", text)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
+from relay.devstack import processes
 from relay.domain.members import Member, State, listener_of
 from tests.acceptance.fleet import Fleet
 from tests.acceptance.test_publishing_fleet import published
@@ -52,7 +51,7 @@ def test_one_worker_hears_hints_and_another_takes_over_when_it_hangs(start_fleet
     [second] = workers.keys() - {first}
     wait_for("one listens", lambda: listening(fleet) == [first])
 
-    os.kill(workers[first], signal.SIGSTOP)
+    processes.freeze(workers[first])
     fleet.query("vibespro", ADD)
     wait_for("a job of the other publishes", lambda: published(fleet) == 1)
     wait_for("the other listens", lambda: listening(fleet) == [second])
@@ -61,7 +60,7 @@ def test_one_worker_hears_hints_and_another_takes_over_when_it_hangs(start_fleet
     fleet.query("vibespro", ADD)
     wait_for("it needs no scheduler", lambda: published(fleet) == 2)
 
-    os.kill(workers[first], signal.SIGCONT)
+    processes.thaw(workers[first])
     wait_for("the first listens again, alone", lambda: listening(fleet) == [first])
     fleet.query("vibespro", ADD)
     wait_for("nor does this one", lambda: published(fleet) == 3)

@@ -7,7 +7,6 @@ so the longest gap between two rows is the time without a leader. It cannot come
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -138,10 +137,10 @@ def test_when_the_leader_is_killed_the_other_goes_on_within_the_lease(
 def test_a_leader_that_was_paused_does_no_harm_when_it_goes_on(fleet: Schedulers, two: Callable[[], Any]) -> None:
     leader, other = two()
     for _ in range(2):
-        fleet.signal(leader, signal.SIGSTOP)
+        fleet.freeze(leader)
         wait_for("the other leads", lambda other=other: fleet.leader() == other.pid)
         fleet.more_runs()
-        fleet.signal(leader, signal.SIGCONT)
+        fleet.thaw(leader)
         fleet.more_runs()
         assert fleet.leader() == other.pid
         leader, other = other, leader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -99,12 +98,12 @@ def test_a_worker_paused_in_the_middle_of_a_task_is_fenced_off_and_another_runs_
     paused = fleet.worker()
     [id] = commit(fleet, Job(until_gone=str(gate)))
     wait_for("it runs", lambda: running(fleet) == 1)
-    fleet.signal(paused, signal.SIGSTOP)
+    fleet.freeze(paused)
     gate.unlink()
     fleet.worker()
     wait_for("another has done it", lambda: count(fleet, "completed") == 1)
     done = fleet.query("sea", "SELECT attempts, finished_at FROM task_outbox")
-    fleet.signal(paused, signal.SIGCONT)
+    fleet.thaw(paused)
     assert fleet.stop(paused, 60) == 0, "it has done the rest of what it was at"
     assert fleet.query("sea", "SELECT task_id, attempt FROM task_effects") == [(id, 2)]
     assert fleet.query("sea", "SELECT attempts, finished_at FROM task_outbox") == done
