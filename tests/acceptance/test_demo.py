@@ -57,10 +57,10 @@ def delete_first_message(url: str, stream: str) -> str:
 
 
 def test_the_accounts_balance(directory: Path) -> None:
-    with Started(directory, "demo") as started:
+    with Started(directory, "demo", "--seconds", "120") as started:  # other fleets start beside it
         started.until_shown("committed ")
         family = started.family()
-        assert started.process.wait(120) == 0, started.text
+        assert started.process.wait(200) == 0, started.text
         text = started.text
         assert living(family) == []
     assert "The accounts balance.\n  500 committed = 490 handled + 10 dead-lettered\n" in text
