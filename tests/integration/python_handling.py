@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -137,13 +137,17 @@ class InThread:
         done: asyncio.Future[timedelta | None] = loop.create_future()
         given_up = self._direct.given_up = loop.create_future()
 
+        def tell(how: Callable[[Any], None], what: object) -> None:
+            with suppress(RuntimeError):  # a thread that was given up ends after its test, maybe without a loop
+                loop.call_soon_threadsafe(how, what)
+
         def run() -> None:
             try:
                 if self._ahead:
                     self.claim_ahead([message_id])
-                loop.call_soon_threadsafe(done.set_result, self._direct.run(message_id))
+                tell(done.set_result, self._direct.run(message_id))
             except BaseException as error:
-                loop.call_soon_threadsafe(done.set_exception, error)
+                tell(done.set_exception, error)
 
         threading.Thread(target=run, daemon=True).start()
         await asyncio.wait({done, given_up}, return_when=asyncio.FIRST_COMPLETED)
