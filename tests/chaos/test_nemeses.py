@@ -626,29 +626,6 @@ def test_a_handler_is_away_for_the_time_of_the_fault(rig: Rig, inject: Any) -> N
     assert not flag.exists()
 
 
-def test_a_handler_hangs_once_the_fleet_has_caught_up(rig: Rig, history: History, workload: Workload) -> None:
-    """What waits for other reasons would wait beside it as well.
-
-    The producers pause: three fleets on two cores may have no more to spare than these events need.
-    """
-    stage = Stage(rig, Random(1), history, 1, catch_up=240.0)
-    workers = rig.of_role("worker")
-    with ThreadPoolExecutor() as pool, ExitStack() as pause:
-        for worker in workers:
-            worker.freeze()
-        try:
-            wait_for("much waits for long", lambda: count(rig, operators._UNPUBLISHED) > 100)
-            pause.enter_context(workload.paused())
-            caught_up = pool.submit(FAULTS["handler-hang"].prepare or pytest.fail, stage)
-            with pytest.raises(TimeoutError):
-                caught_up.result(timeout=1)
-        finally:
-            for worker in workers:
-                worker.thaw()
-        caught_up.result()
-    assert stage.notes == []
-
-
 def test_large_payloads_are_many(inject: Any) -> None:
     called: list[tuple[str, int]] = []
     inject("large-payloads", burst=lambda what, count: called.append((what, count)))()
