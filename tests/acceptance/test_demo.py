@@ -74,7 +74,7 @@ def test_the_accounts_balance(directory: Path) -> None:
         ("409", r"409 \(\d+\)", "10 10 0 0"),
         ("422", r"422 \(\d+\)", "10 0 10 0"),
         ("503, 503, 200", r"503, 503, 200 \(\d+\)", "12 12 0 12"),
-        ("no answer in time, then 200", "no answer, 200", "1 1 0 1"),
+        ("no answer in time, then(?: 200)?", "no answer, 200", "1 1 0 1"),  # a wide table breaks the line
     ):
         row = re.search(rf"^{asked} +(\S.*?)((?: +\d+){{4}})$", text, re.MULTILINE)
         assert row is not None, (asked, text)
