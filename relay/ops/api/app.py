@@ -21,8 +21,13 @@ from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
 from relay.ops.api import archive, contexts, queues, system
+from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
+from relay.ops.api.conditional import Conditional
+from relay.ops.api.document import document_of, operation_id
+from relay.ops.api.live import Live, LiveLimits
+from relay.ops.api.refusals import problem, refused
 from relay.ops.api.rows import router_of
 from relay.ops.api.turns import RequestLimits, Turns
 from relay.ops.archive import ArchiveHandlers
@@ -44,6 +49,7 @@ _LIMIT_MS: Final = "10000"
 _PATIENCE_S: Final = 20.0
 _LIMITS: Final = OpsLimits()
 _TURNS: Final = RequestLimits()
+_LIVE: Final = LiveLimits()
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
 
 
@@ -52,6 +58,7 @@ def create_app(
     pools: ContextPools | None = None,
     limits: OpsLimits = _LIMITS,
     turns: RequestLimits = _TURNS,
+    live: LiveLimits = _LIVE,
 ) -> Door:
     """Return the ASGI application for a configuration. It connects when it is first asked.
 
@@ -62,6 +69,7 @@ def create_app(
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await app.state.live.close()
         await pools.close()
 
     app = FastAPI(
@@ -74,26 +82,31 @@ def create_app(
         # It would lead to whatever name the request has given.
         redirect_slashes=False,
         lifespan=living,
+        generate_unique_id_function=operation_id,
     )
+    app.add_middleware(Conditional)
+    app.openapi = partial(document_of, app)  # type: ignore[method-assign]
     rows = RowHandlers(settings.contexts, pools.of, limits.window)
     cold = ArchiveHandlers(settings.contexts, pools.of, patience=_PATIENCE_S)
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of, patience=_PATIENCE_S)))
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
+    app.state.live = Live(app.state.ops, live)
     for router in (
         *map(router_of, KINDS.values()),
         contexts.router,
         archive.router,
         queues.router,
         system.router,
+        live_events.router,
     ):
         app.include_router(router, prefix="/api/v1")
     app.include_router(system.probes)
     answer_errors(app)
     app.add_exception_handler(Exception, _fault)
     app.add_exception_handler(NotAdmitted, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RequestValidationError, refused)
     app.add_exception_handler(HTTPException, _http)
     for kind, answer in [*app.exception_handlers.items()]:
         app.add_exception_handler(kind, _shown(answer))
@@ -171,23 +184,11 @@ def _refused(_request: Request, error: Exception) -> Response:
     return error.response()
 
 
-def _invalid(_request: Request, error: Exception) -> Response:
-    """Name the first field that is wrong, and why; never its value."""
-    assert isinstance(error, RequestValidationError)
-    first: dict[str, Any] = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    return json_response(_problem("INVALID_REQUEST", first["msg"], field), 422)
-
-
 def _http(_request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     codes = {404: "NO_SUCH_PATH", 405: "METHOD_NOT_ALLOWED"}
-    body = _problem(codes.get(error.status_code, "INVALID_REQUEST"), str(error.detail))
+    body = problem(codes.get(error.status_code, "INVALID_REQUEST"), str(error.detail))
     response = json_response(body, error.status_code)
     response.headers.update(error.headers or {})
     return response
-
-
-def _problem(code: str, message: str, field: str | None = None) -> dict[str, Any]:
-    return {"error": {"code": code, "message": message, "field": field, "hint": None}}

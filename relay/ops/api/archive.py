@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from relay.bus.http import json_response
+from relay.commands.archive import FileCheck
 from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import PROBLEMS, Asked, InContext
-from relay.ops.api.models import OutcomeOut, Selection, Text, filter_model
+from relay.ops.api.lines import IN_LINES, Lined
+from relay.ops.api.models import Moment, OutcomeOut, Selection, Text, filter_model
 from relay.ops.api.parts import PartAsked
 from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, row_filter
 from relay.ops.kinds import ARCHIVED
@@ -38,8 +43,8 @@ class Files(BaseModel):
 
     files: Annotated[list[Text], Field(max_length=1_000)] = []
     kind: ArchiveKind | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
 
 
@@ -56,18 +61,39 @@ class RowsChosen(EventsChosen):
 
 
 class VerifiedOut(BaseModel):
-    """``sound``: how many files are as they should be. ``findings``: the others."""
+    """What was read again. ``sound``: how many files are as they should be. ``findings``: the others."""
 
     sound: int
-    findings: list[dict[str, Any]]
+    findings: list[FileCheck]
 
 
-@router.get("", response_model=list[dict[str, Any]], name="list_batches", description=ARCHIVED.listing)
+class BatchOut(BaseModel):
+    """A batch of rows in the archive."""
+
+    context: str
+    kind: ArchiveKind
+    number: int
+    rows: int
+    size: int
+    sha256: str
+    first_id: UUID
+    first_at: datetime
+    last_id: UUID
+    last_at: datetime
+    file: str
+
+
+@router.get(
+    "", response_model=list[BatchOut], responses=IN_LINES, name="list_batches", description=ARCHIVED.listing
+)
 async def _list_batches(
-    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()]
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()], lined: Lined
 ) -> Response:
-    found = (await ops.queries.ask_async(ListBatches(context=context, **asked.one_more()))).unwrap()
-    return asked.answer(found, lambda part: [{**asdict(it), "file": it.file} for it in part])
+    async def part(which: PartAsked) -> Sequence[Any]:
+        found = (await ops.queries.ask_async(ListBatches(context=context, **which.one_more()))).unwrap()
+        return [{**asdict(it), "file": it.file} for it in found]
+
+    return await asked.lines(ops.downloads, part) if lined else asked.answer(await part(asked))
 
 
 @router.post("/verify", response_model=VerifiedOut)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ from relay.bus.http import as_response, error_body, json_response, status_of
 from relay.domain.operators import Operator, Outcome
 from relay.ops.api.access import Caller, NotAdmitted
 from relay.ops.api.answers import Download, in_json
+from relay.ops.api.lines import READ, in_lines
 from relay.ops.api.models import ProblemOut, Selection
 from relay.ops.kinds import Action, Kind
 from relay.ops.requests import ActOnRows, FindRows, ReadPayload
@@ -168,6 +169,22 @@ async def paged(ops: Ops, kind: Kind, query: FindRows) -> Response:
     if page.unconfirmed:
         shown["unconfirmed"] = page.unconfirmed
     return in_json(shown)
+
+
+async def lines_of(ops: Ops, kind: Kind, query: FindRows, one: bool) -> Response:
+    """All rows from a page on, as lines; ``one``: only those of this page. The head says how many there are."""
+    query = query if one else query.model_copy(update={"limit": READ})
+    head: Page[Row] = await ops.recent.ask(ops, query.model_copy(update={"limit": 1}))
+
+    async def page(before: Any) -> tuple[Sequence[Any], Any]:
+        asked = query if before is None else query.model_copy(update={"before": before})
+        found: Page[Row] = (await ops.queries.ask_async(asked)).unwrap()
+        more = len(found.items) == query.limit and not one
+        return found.items, found.items[-1][kind.order] if more else None
+
+    return await in_lines(
+        ops.downloads, page, headers={"Relay-Total": str(head.total), "Relay-Exact": str(head.exact).lower()}
+    )
 
 
 async def row_of(ops: Ops, query: Query[Row]) -> Row | Response:

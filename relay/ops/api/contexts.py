@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from relay.bus.http import json_response
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.common import PROBLEMS, Asked, InContext, answered, outcome_of
-from relay.ops.api.models import Number, OutcomeOut, Text
+from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, answered, outcome_of
+from relay.ops.api.lines import IN_LINES, READ, Lined, in_lines
+from relay.ops.api.models import Moment, Number, OutcomeOut, Text
 from relay.ops.api.parts import PartAsked
+from relay.ops.api.rows_out import listing_model
 from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
     ListParked,
@@ -28,6 +32,44 @@ from relay.ops.requests import (
 
 router: Final = APIRouter(prefix="/contexts/{context}", tags=["contexts"], responses=PROBLEMS)
 _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+ParkedKey: Any = listing_model(
+    PARKED,
+    "ParkedKey",
+    "A key that is set aside.",
+    "subscription",
+    "key",
+    "since",
+    "waiting",
+)
+ScheduledJob: Any = listing_model(
+    JOBS, "ScheduledJob", "A job of the schedule: a cron job, or a duty of the relay.", "name", "schedule"
+)
+AuditEntry: Any = listing_model(
+    AUDIT, "AuditEntry", "What somebody did.", "id", "at", "actor", "action", "count", "ids"
+)
+
+
+class ScheduleOut(BaseModel):
+    """What is scheduled. ``leader``: the scheduler that leads; null if none does. ``jobs``: by their names."""
+
+    leader: str | None
+    jobs: list[ScheduledJob]
+
+
+class JobRequestedOut(BaseModel):
+    """A run that somebody has asked for. ``name``: of the job. ``requested_at``: when this was first asked for."""
+
+    name: str
+    requested_at: datetime
+
+
+class JobPausedOut(BaseModel):
+    """A job after a pause or its end. ``name``: of the job. ``paused``: whether it begins no runs now."""
+
+    name: str
+    paused: bool
 
 
 class Keys(BaseModel):
@@ -63,17 +105,25 @@ class AuditAsked(BaseModel):
     actor: Text | None = None
     action: Text | None = None
     id: Text | None = None
-    since: AwareDatetime | None = None
+    since: Moment | None = None
     before: Number | None = None
     limit: Annotated[int, Field(ge=1, le=500)] = 50
 
 
-@router.get("/parked", response_model=list[dict[str, Any]], name="list_parked_keys", description=PARKED.listing)
+@router.get(
+    "/parked",
+    response_model=list[ParkedKey],
+    responses=IN_LINES,
+    name="list_parked_keys",
+    description=PARKED.listing,
+)
 async def _list_parked_keys(
-    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()]
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()], lined: Lined
 ) -> Response:
-    found = (await ops.queries.ask_async(ListParked(context=context, **asked.one_more()))).unwrap()
-    return asked.answer(found)
+    async def part(which: PartAsked) -> Sequence[Any]:
+        return (await ops.queries.ask_async(ListParked(context=context, **which.one_more()))).unwrap()
+
+    return await asked.lines(ops.downloads, part) if lined else asked.answer(await part(asked))
 
 
 @router.post(
@@ -87,20 +137,26 @@ async def _release_keys(ops: Asked, caller: Operating, context: InContext, chose
 
 @router.get(
     "/schedule",
-    response_model=dict[str, Any],
+    response_model=ScheduleOut,
+    responses=IN_LINES,
     name="show_schedule",
     description=JOBS.listing,
 )
 async def _show_schedule(
-    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()]
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()], lined: Lined
 ) -> Response:
+    async def part(which: PartAsked) -> Sequence[Any]:
+        return (await ops.queries.ask_async(ReadSchedule(context=context, **which.one_more()))).unwrap().jobs
+
+    if lined:
+        return await asked.lines(ops.downloads, part)
     found = (await ops.queries.ask_async(ReadSchedule(context=context, **asked.one_more()))).unwrap()
     return asked.answer(found.jobs, lambda jobs: asdict(replace(found, jobs=tuple(jobs))))
 
 
 @router.post(
     "/schedule/{name}/run",
-    response_model=dict[str, Any],
+    response_model=JobRequestedOut,
     status_code=202,
     name="run_job",
     description=f"{JOBS.action('run').about} The answer says when this was first requested; "
@@ -114,7 +170,7 @@ async def _run_job(ops: Asked, caller: Operating, context: InContext, name: Text
 
 @router.post(
     "/schedule/{name}/pause",
-    response_model=dict[str, Any],
+    response_model=JobPausedOut,
     name="pause_job",
     description=JOBS.action("pause").about,
 )
@@ -126,7 +182,7 @@ async def _pause_job(ops: Asked, caller: Operating, context: InContext, name: Te
 
 @router.post(
     "/schedule/{name}/resume",
-    response_model=dict[str, Any],
+    response_model=JobPausedOut,
     name="resume_job",
     description=JOBS.action("resume").about,
 )
@@ -136,8 +192,24 @@ async def _resume_job(ops: Asked, caller: Operating, context: InContext, name: T
     return json_response({"name": name, "paused": False})
 
 
-@router.get("/audit", response_model=list[dict[str, Any]], name="read_audit", description=AUDIT.listing)
+@router.get(
+    "/audit", response_model=list[AuditEntry], responses=IN_LINES, name="read_audit", description=AUDIT.listing
+)
 async def _read_audit(
-    ops: Asked, _: Reading, context: InContext, asked: Annotated[AuditAsked, Query()]
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[AuditAsked, Query()], lined: Lined
 ) -> Response:
+    if lined:
+        return await _audit_lines(ops, context, asked)
     return await answered(ops, ReadAudit(context=context, **asked.model_dump()))
+
+
+async def _audit_lines(ops: Ops, context: str, asked: AuditAsked) -> Response:
+    one = "limit" in asked.model_fields_set
+    query = ReadAudit(context=context, **asked.model_dump() | ({} if one else {"limit": READ}))
+
+    async def page(before: Any) -> tuple[Sequence[Any], Any]:
+        which = query if before is None else query.model_copy(update={"before": before})
+        found = (await ops.queries.ask_async(which)).unwrap()
+        return found, found[-1]["id"] if len(found) == query.limit and not one else None
+
+    return await in_lines(ops.downloads, page)

@@ -9,8 +9,19 @@ from functools import cache
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
+from relay.domain.moments import AGE, absolute
 from relay.ops.kinds.model import Action, Filter, Kind, either
 
 Key = TypeVar("Key")
@@ -20,6 +31,20 @@ _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
 #: Text that PostgreSQL can hold, as filters have it.
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\x00]+$")]
 Number: TypeAlias = Annotated[int, Field(ge=1, le=2**63 - 1)]
+#: A time, or an age such as ``6h``.
+Moment: TypeAlias = Annotated[
+    AwareDatetime,
+    BeforeValidator(lambda it: absolute(it) if isinstance(it, str) else it),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "string", "pattern": f"^{AGE.pattern}$"},
+            ],
+            "examples": ["6h", "2026-01-31T03:00:00Z"],
+        }
+    ),
+]
 #: The types of ids in addresses and in JSON, by those of a kind.
 KEYS: Final[dict[type[Any], Any]] = {str: Text, int: Number, UUID: UUID}
 
@@ -28,10 +53,12 @@ KEYS: Final[dict[type[Any], Any]] = {str: Text, int: Number, UUID: UUID}
 
 
 class _Looked(BaseModel):
-    """``thorough``: look at all rows, which may take seconds, and not only at the newest of each state."""
+    """How a list is looked at."""
 
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    thorough: bool = False
+    limit: Annotated[int, Field(ge=1, le=500, description="How many rows a page has.")] = 50
+    thorough: Annotated[
+        bool, Field(description="Look at all rows, which may take seconds, not only at the newest of each state.")
+    ] = False
 
 
 class _Paged(_Looked):
@@ -122,7 +149,7 @@ def filter_model(name: str, doc: str, filters: Sequence[Filter]) -> type[BaseMod
 
 
 def _field(it: Filter) -> tuple[str, Any]:
-    types: dict[str, Any] = {"text": Text | None, "id": Text | None, "time": AwareDatetime | None}
+    types: dict[str, Any] = {"text": Text | None, "id": Text | None, "time": Moment | None}
     many: Any = it.choices
     values: Any = list[many] if many else types[it.form]
     return it.name, (values, Field(default=[] if many else None, description=f"{it.meaning}."))
@@ -137,7 +164,10 @@ def values_of(kind: Kind, asked: BaseModel) -> dict[str, Any]:
 
 
 class Problem(BaseModel):
-    """Why something was not done. ``code`` is stable."""
+    """Why something was not done.
+
+    ``code``: it is stable. ``message``: for people. ``field``: what is wrong. ``hint``: what to do next.
+    """
 
     code: str
     message: str
@@ -146,13 +176,13 @@ class Problem(BaseModel):
 
 
 class ProblemOut(BaseModel):
-    """The body of every error."""
+    """The body of every error. ``error``: what it is."""
 
     error: Problem
 
 
 class ReachOut(BaseModel):
-    """The times between which rows were looked at; null where all were."""
+    """The times between which rows were looked at. ``since``: null if all older were, too. ``until``: likewise."""
 
     since: AwareDatetime | None
     until: AwareDatetime | None
@@ -161,12 +191,12 @@ class ReachOut(BaseModel):
 class PageOut(BaseModel):
     """A page, the newest first. ``next``: ``before`` of the next page, if there is one.
 
-    ``total``: how many the filter finds in all; if it is not ``exact``, there are at least so many. ``reach``:
-    between which times rows were looked at, by their state, if not all were; beyond them more may fit.
+    ``total``: how many the filter finds in all. ``exact``: whether it is all of them, or at least so many.
+    ``reach``: between which times rows were looked at, by their state, if not all were; beyond them more may fit.
     ``unconfirmed``: how many unconfirmed dead letters fit besides; ``class=unconfirmed`` lists them.
     """
 
-    items: list[dict[str, Any]]
+    items: list[Any]
     total: int
     exact: bool
     reach: dict[str, ReachOut]
@@ -175,14 +205,17 @@ class PageOut(BaseModel):
 
 
 class RefusedOut(BaseModel):
-    """One thing that was not done, and why."""
+    """One thing that was not done. ``id``: which. ``error``: why."""
 
     id: str
     error: Problem
 
 
 class OutcomeOut(BaseModel):
-    """What became of each id. ``count``: how many were done, or would be."""
+    """What became of each id. ``action``: what was asked. ``dry_run``: whether it was only counted.
+
+    ``count``: how many were done, or would be. ``done``: their ids. ``refused``: the others, and why.
+    """
 
     action: str
     dry_run: bool

@@ -14,8 +14,21 @@ from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
 from relay.ops.api.answers import in_json
-from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, payload_of, row_of
+from relay.ops.api.common import (
+    PROBLEMS,
+    Asked,
+    InContext,
+    Ops,
+    acted,
+    lines_of,
+    page_of,
+    paged,
+    payload_of,
+    row_of,
+)
+from relay.ops.api.lines import IN_LINES, Lined
 from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of
+from relay.ops.api.rows_out import details_model, group_model, list_model
 from relay.ops.kinds import Action, Kind
 from relay.ops.kinds.model import either
 from relay.ops.requests import GetRow, GroupRows
@@ -30,23 +43,30 @@ def router_of(kind: Kind) -> APIRouter:
     """Return the routes of a kind, below its context."""
     base, tag = f"/contexts/{{context}}/{kind.path}", kind.path.replace("-", " ")
     router = APIRouter(prefix=base, tags=[tag], responses=PROBLEMS)
-    router.get("", response_model=PageOut)(_list(kind))
+    router.get("", response_model=list_model(kind, PageOut), responses=IN_LINES)(_list(kind))
     if kind.group:
-        router.get("/groups", response_model=list[dict[str, Any]])(_group(kind))
-    router.get("/{id}", response_model=dict[str, Any])(_show(kind))
+        router.get("/groups", response_model=_several(group_model(kind)))(_group(kind))
+    router.get("/{id}", response_model=details_model(kind))(_show(kind))
     router.get("/{id}/payload", response_class=StreamingResponse, responses=_FILE)(_download(kind))
     for action in kind.actions:
         router.post(f"/{action.name}", response_model=OutcomeOut)(_act(kind, action))
     return router
 
 
+def _several(model: Any) -> Any:
+    return list[model]
+
+
 def _list(kind: Kind) -> Any:
-    async def route(ops: Any, _: Any, context: Any, asked: Any) -> Response:
+    async def route(ops: Any, _: Any, context: Any, asked: Any, lined: Any) -> Response:
         wanted = kind.wanted(values_of(kind, asked), _states(asked) or kind.usual)
-        return await paged(ops, kind, page_of(kind, context, wanted, asked))
+        query = page_of(kind, context, wanted, asked)
+        if lined:
+            return await lines_of(ops, kind, query, "limit" in asked.model_fields_set)
+        return await paged(ops, kind, query)
 
     which: Any = Annotated[models_of(kind).page, Query()]
-    return _declared(route, f"list_{kind.noun}", kind.listing, Reading, asked=which)
+    return _declared(route, f"list_{kind.noun}", kind.listing, Reading, asked=which, lined=Lined)
 
 
 def _group(kind: Kind) -> Any:

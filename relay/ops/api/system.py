@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from relay.adapters.jetstream.topology import Difference, StreamView
 from relay.bus import Some
 from relay.bus.http import as_response, error_body, json_response
+from relay.domain.backlogs import FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError, of_context
-from relay.domain.findings import SHOWN, Diagnosis, ProcessKind, Severity
+from relay.domain.findings import SHOWN, Diagnosis, Finding, ProcessKind, Severity
 from relay.domain.identity import check_id
+from relay.domain.life import Life
+from relay.domain.members import CrewReport, State, Usage
 from relay.ops.api.access import Reading
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops
-from relay.ops.api.models import Text
+from relay.ops.api.models import Problem, Text
 from relay.ops.queries import Diagnose, Explain
 from relay.ops.requests import Backlog, ReadBacklog
 from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
@@ -26,13 +32,109 @@ router: Final = APIRouter(tags=["system"], responses=PROBLEMS)
 probes: Final = APIRouter(tags=["probes"])
 
 
+class BrakeOut(BaseModel):
+    """What a full outbox does to its producers. ``action``: warn, delay or refuse. ``since``: when it began."""
+
+    action: str
+    reason: str | None
+    since: datetime | None
+
+
+class BacklogOut(BaseModel):
+    """What waits in a context. ``context``: its name. ``outbox``: events. ``inbox``: messages.
+
+    ``brake``: what a full outbox does to its producers; null if nothing. ``full``: inboxes that are nearly full.
+    ``error``: why the context does not answer; then there is nothing else.
+    """
+
+    context: str
+    outbox: OutboxBacklog | None = None
+    inbox: InboxBacklog | None = None
+    brake: BrakeOut | None = None
+    full: list[FullInbox] = []
+    error: Problem | None = None
+
+
+class ServerOut(BaseModel):
+    """A server that was asked."""
+
+    server: str
+    healthy: bool
+    milliseconds: float
+
+
+class ExaminedOut(ServerOut):
+    """A server, or one other thing, that was examined."""
+
+    detail: str
+
+
+class ProbedOut(ServerOut):
+    """A server, and what is wrong with it. ``errors``: codes."""
+
+    errors: list[str]
+
+
+class DoctorOut(BaseModel):
+    """What is wrong. ``findings``: the worst first. ``total``: how many there are. ``examined``: all servers."""
+
+    findings: list[Finding]
+    total: int
+    examined: list[ExaminedOut]
+
+
+class MemberOut(BaseModel):
+    """A process of the fleet. ``kind``: worker or supervisor. ``id``: no other process ever has it.
+
+    ``place``: within it a ``pid`` names one process. ``command``: the process of the `dramatiq` command that a
+    worker belongs to. ``fleet``: the id of the supervisor that started it.
+    ``up_seconds``: for how long it has run. ``publishes``: whether it takes jobs that publish.
+    """
+
+    id: str
+    kind: str
+    host: str
+    pid: int
+    place: str
+    command: int | None
+    fleet: str | None
+    version: str
+    state: State
+    up_seconds: float
+    publishes: bool
+    listens: list[str]
+    usage: Usage | None
+    crew: CrewReport | None
+    silent_seconds: float
+
+
+class StreamsOut(BaseModel):
+    """The streams of contexts. ``streams``: what they hold. ``differences``: what is not as relay.toml says."""
+
+    streams: list[StreamView]
+    differences: list[Difference]
+
+
+class AliveOut(BaseModel):
+    """The process answers. ``status``: ok."""
+
+    status: str
+
+
+class ReadyOut(BaseModel):
+    """Whether the console can answer. ``ready``: whether a database answers. ``servers``: each with its errors."""
+
+    ready: bool
+    servers: list[ProbedOut]
+
+
 @router.get("/contexts", response_model=list[str])
 async def list_contexts(ops: Asked, _: Reading) -> Response:
     """Name the contexts of the configuration."""
     return json_response(list(ops.settings.contexts))
 
 
-@router.get("/backlogs", response_model=list[dict[str, Any]])
+@router.get("/backlogs", response_model=list[BacklogOut])
 async def list_backlogs(ops: Asked, _: Reading, context: Annotated[Text | None, Query()] = None) -> Response:
     """Say how much waits in each context, and since when.
 
@@ -58,7 +160,7 @@ async def _backlog(ops: Ops, name: str) -> dict[str, Any]:
     }
 
 
-@router.get("/explain", response_model=dict[str, Any])
+@router.get("/explain", response_model=Life)
 async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive: bool = False) -> Response:
     """Show the life of a message by any id of it or of its chain, as `relay explain` does; no payloads.
 
@@ -68,7 +170,7 @@ async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive:
     return in_json(asdict(found.value)) if isinstance(found, Some) else as_response(found)
 
 
-@router.get("/doctor", response_model=dict[str, Any])
+@router.get("/doctor", response_model=DoctorOut)
 async def doctor(ops: Asked, _: Reading) -> Response:
     """Say which conditions are not met and what to change, the worst first, as `relay doctor` does."""
     found = await ops.recent.ask(ops, Diagnose(close=True))
@@ -80,7 +182,7 @@ async def doctor(ops: Asked, _: Reading) -> Response:
     return in_json({"findings": shown, "total": len(found.findings), "examined": examined})
 
 
-@router.get("/fleet", response_model=list[dict[str, Any]])
+@router.get("/fleet", response_model=list[MemberOut])
 async def list_members(ops: Asked, _: Reading) -> Response:
     """List workers and supervisors of all hosts: version, state, and what they do."""
     seen = (await ops.queries.ask_async(ListMembers())).unwrap()
@@ -89,7 +191,7 @@ async def list_members(ops: Asked, _: Reading) -> Response:
     )
 
 
-@router.get("/streams", response_model=dict[str, Any])
+@router.get("/streams", response_model=StreamsOut)
 async def list_streams(ops: Asked, _: Reading, context: Annotated[Text | None, Query()] = None) -> Response:
     """Say what streams hold, how far consumers have come, and what differs from relay.toml."""
     found = (await ops.queries.ask_async(ShowStreams(context=context))).unwrap()
@@ -100,7 +202,7 @@ async def list_streams(ops: Asked, _: Reading, context: Annotated[Text | None, Q
 # --- probes: open to all, so they show nothing that only a reader may know ---
 
 
-@probes.get("/healthz", response_model=dict[str, str])
+@probes.get("/healthz", response_model=AliveOut)
 async def alive() -> Response:
     """Say that the process answers."""
     return json_response({"status": "ok"})
@@ -108,8 +210,8 @@ async def alive() -> Response:
 
 @probes.get(
     "/readyz",
-    response_model=dict[str, Any],
-    responses={503: {"model": dict[str, Any], "description": "no database answers"}},
+    response_model=ReadyOut,
+    responses={503: {"model": ReadyOut, "description": "no database answers"}},
 )
 async def ready(ops: Asked) -> Response:
     """Name each server with the time it took, and the codes of its errors. 503 if no database answers."""

@@ -16,11 +16,12 @@ from relay.bus import Failed, Result
 from relay.bus.errors import NothingFound
 from relay.bus.http import status_of
 from relay.domain.errors import InvalidRequest, TooMany, of_context
+from relay.domain.moments import absolute
 from relay.domain.operators import Operator, Outcome
 from relay.ops.api.access import Operating
 from relay.ops.api.common import Asked, InContext, Ops
 from relay.ops.api.models import Text, models_of, values_of
-from relay.ops.console.forms import Form, Pairs, absolute, read
+from relay.ops.console.forms import Form, Pairs, read
 from relay.ops.console.render import page
 from relay.ops.kinds import KINDS, Action, Kind
 from relay.ops.requests import ActOnRows, FindRows

@@ -60,7 +60,7 @@ DEAD_LETTERS: Final = Kind(
         Column(name="occurrence", label="Its death no.", show="number", above=1),
         Column(name="subject", label="Subject"),
         Column(name="stream", label="In the stream", show="place", beside="stream_seq"),
-        Column(name="stream_seq", label="Sequence in the stream", on_page=False),
+        Column(name="stream_seq", label="Sequence in the stream", holds="number", on_page=False),
         Column(name="snoozed_until", label="Snoozed until", show="time", states=("snoozed",)),
         Column(name="closed_at", label="Closed", show="time"),
         Column(name="closed_by", label="Closed by"),

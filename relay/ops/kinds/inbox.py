@@ -60,7 +60,7 @@ MESSAGES: Final = Kind(
         Column(name="subscription", label="Subscription"),
         Column(name="subject", label="Subject"),
         Column(name="stream", label="In the stream", show="place", beside="stream_seq"),
-        Column(name="stream_seq", label="Sequence in the stream", on_page=False),
+        Column(name="stream_seq", label="Sequence in the stream", holds="number", on_page=False),
         Column(name="partition_key", label="Key"),
         Column(name="attempts", label="Attempts", show="number"),
         Column(name="requeues", label="Requeued", show="number", above=0),

@@ -58,6 +58,7 @@ class Filter:
 class Column:
     """A field of rows. ``label``: what people call it. ``typed``: its name on the command line, if it is another.
 
+    ``meaning``: what programs read of it, if not the label. ``holds``: what JSON has, if ``show`` does not say it.
     ``beside``: a field that is shown with it. ``instead``: fields that are shown where it is empty. ``states``:
     those of which the page of a row shows it. ``above``: that page shows it if it is greater. ``on_page`` False:
     that page shows it at a place of its own. ``in_lists`` False: only that page has it.
@@ -67,6 +68,8 @@ class Column:
     label: str
     show: Show = "text"
     typed: str = ""
+    meaning: str = ""
+    holds: Literal["", "number", "list"] = ""
     beside: str = ""
     instead: Sequence[str] = ()
     states: Sequence[str] = ()

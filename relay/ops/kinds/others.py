@@ -96,7 +96,7 @@ AUDIT: Final = Listing(
         Column(name="actor", label="Who", typed="who"),
         Column(name="action", label="Action", show="code"),
         Column(name="count", label="Rows", show="number", typed="rows"),
-        Column(name="ids", label="Which", typed="which"),
+        Column(name="ids", label="Which", holds="list", typed="which"),
         Column(name="note", label="Why", typed="why"),
     ),
     table=("at", "actor", "action", "count", "ids", "note"),
@@ -181,7 +181,7 @@ DEAD_JOBS: Final = Listing(
         Column(name="share", label="Share"),
         Column(name="created_at", label="Made", show="time"),
         Column(name="at", label="Died", show="time"),
-        Column(name="args", label="About", show="code"),
+        Column(name="args", label="About", show="code", holds="list"),
     ),
     table=("id", "at", "actor", "share", "created_at", "args"),
     actions=(
