@@ -1,4 +1,4 @@
-"""`relay outbox`: look at events, retry failed ones, replay published ones. The relay then publishes them."""
+"""`relay outbox`: look at events, retry failed ones, replay published ones, discard unpublished ones."""
 
 from __future__ import annotations
 

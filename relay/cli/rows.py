@@ -66,14 +66,24 @@ LISTING: Final[Options] = {
 _MAX_NAMES: Final = 8
 
 
+def _at_once(_: dict[str, Any]) -> None:
+    """Nothing follows an action."""
+
+
 def group_of(kind: Kind, more: Options | None = None, after: MakeAfter = lambda _: None) -> typer.Typer:
-    """Return the commands of a kind. ``more``: options of its actions; ``after`` makes a call from them."""
+    """Return the commands of a kind.
+
+    ``more``: options of actions that workers carry out; ``after`` makes a call from them.
+    """
     rows = RowCommands(kind)
     app = typer.Typer(help=kind.help, no_args_is_help=True)
     app.command("list")(_list(rows))
     app.command("show")(_show(rows))
     for action in kind.actions:
-        app.command(action.name)(_act(rows, action, more or {}, after))
+        waits = action.reported and more
+        app.command(action.name)(
+            _act(rows, action, more or {}, after) if waits else _act(rows, action, {}, _at_once)
+        )
     return app
 
 

@@ -43,10 +43,10 @@ class InboxBacklog:
     ``count`` messages are not processed; the oldest of them was received at ``oldest_at``. ``dead`` of them are
     dead letters. ``waiting`` of them will be handled; the oldest has waited for ``waiting_age_seconds`` by the
     database's clock (0 when there is none). ``failed_attempts`` of those that wait were tried more than three
-    times.
+    times. ``held`` of them were set aside by an operator.
 
     ``estimated``: more than `MAX_COUNTED_ROWS` are not processed. Then ``count`` and ``waiting`` are estimates,
-    ``dead`` is at most `MAX_COUNTED_ROWS`, and ``failed_attempts`` counts only among the oldest.
+    ``dead`` and ``held`` are at most `MAX_COUNTED_ROWS`, and ``failed_attempts`` counts only among the oldest.
     """
 
     count: int
@@ -56,6 +56,7 @@ class InboxBacklog:
     failed_attempts: int
     dead: int
     estimated: bool = False
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class SubscriptionBacklog:
 
     The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
     times. ``failing`` have failed at least once, and ``let_go`` hold no place of JetStream's window any more.
+    ``held`` others were set aside by an operator.
     Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the other numbers are about the rows counted.
     """
 
@@ -148,6 +150,7 @@ class SubscriptionBacklog:
     failed_attempts: int
     failing: int = 0
     let_go: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@
     ├── UnreadableMessage       UNREADABLE_MESSAGE
     ├── NotRequeueable          NOT_REQUEUEABLE
     ├── NotParked               NOT_PARKED
+    ├── NotStoppable            NOT_STOPPABLE
+    ├── NotStopped              NOT_STOPPED
     ├── NotReplayable           NOT_REPLAYABLE
     ├── NotRetryable            NOT_RETRYABLE
     ├── UnknownMessage          UNKNOWN_MESSAGE
@@ -303,6 +305,18 @@ class NotParked(RelayError):
     """No key of this name is parked."""
 
     code = "NOT_PARKED"
+
+
+class NotStoppable(RelayError):
+    """The event or message is over, in work, or stopped already: it cannot be held or discarded."""
+
+    code = "NOT_STOPPABLE"
+
+
+class NotStopped(RelayError):
+    """The message is not held, or the event or message is not discarded."""
+
+    code = "NOT_STOPPED"
 
 
 class NotRetryable(RelayError):

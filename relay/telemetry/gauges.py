@@ -55,6 +55,7 @@ GAUGES: Final = (
     Gauge("inbox_failing", "Of them, those that were tried more than three times.", "inbox", "failed_attempts"),
     Gauge("inbox_retried", "Of them, those that have failed at least once.", "inbox", "failing"),
     Gauge("inbox_let_go", "Of them, those that hold no place of JetStream's window.", "inbox", "let_go"),
+    Gauge("inbox_held", "Messages that an operator has set aside.", "inbox", "held"),
     Gauge("task_outbox_waiting", "Tasks that are due and not finished.", "tasks", "count"),
     Gauge("task_outbox_oldest_age_seconds", "How long the oldest of them has been due.", "tasks", _AGE),
     Gauge("task_outbox_delayed", "Tasks whose time is to come.", "tasks", "delayed"),

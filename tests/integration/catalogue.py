@@ -84,6 +84,7 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",
     "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
+    "idx_outbox_discarded": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NOT NULL))",
     "uq_outbox_original": "(((originals ->> 'id'::text))) WHERE ((originals ->> 'id'::text) IS NOT NULL)",
 }
 OUR_INBOX: dict[str, Column] = {
@@ -130,6 +131,10 @@ OUR_INBOX_INDEXES = {
     "idx_inbox_order": f"(subscription, order_key, order_seq, message_id) WHERE {_HOLDS}",
     "idx_inbox_holding": "(subscription, received_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL)"
     " AND (let_go_at IS NULL) AND ((enqueued_at IS NULL) OR (next_attempt_at IS NOT NULL)))",
+    "idx_inbox_held": "(subscription, received_at) WHERE ((next_attempt_at ="
+    " 'infinity'::timestamp with time zone) AND (processed_at IS NULL))",
+    "idx_inbox_discarded": "(processed_at) WHERE ((processed_at IS NOT NULL)"
+    " AND (dead_letter_class = 'discarded'::text))",
 }
 DEAD_LETTERS: dict[str, Column] = {
     "id": (BIGINT, NOT_NULL, "by default as identity"),
@@ -316,7 +321,7 @@ TRIGGERS = {
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
     "relay_raise_alert": "AFTER UPDATE OF dead_at ON public.outbox_events FOR EACH ROW"
-    " WHEN (((new.dead_at IS NOT NULL) AND (old.dead_at IS NULL)))"
+    " WHEN (((new.dead_at IS NOT NULL) AND (old.dead_at IS NULL) AND (new.published_at IS NULL)))"
     " EXECUTE FUNCTION relay_raise_alert()",
     "relay_wake_publisher": "BEFORE INSERT ON public.outbox_events FOR EACH STATEMENT"
     " EXECUTE FUNCTION relay_wake_publisher()",

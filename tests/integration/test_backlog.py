@@ -225,7 +225,15 @@ def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path
     assert found["inbox"].pop("waiting_age_seconds") > 0
     oldest = f"{OLDER:%Y-%m-%dT%H:%M:%SZ}"
     assert found["outbox"] == {"count": 3, "oldest_at": oldest, "waiting": 2, "dead": 1, "estimated": False}
-    inbox = {"count": 4, "oldest_at": oldest, "waiting": 2, "failed_attempts": 1, "dead": 2, "estimated": False}
+    inbox = {
+        "count": 4,
+        "oldest_at": oldest,
+        "waiting": 2,
+        "failed_attempts": 1,
+        "dead": 2,
+        "estimated": False,
+        "held": 0,
+    }
     assert found["inbox"] == inbox
 
 

@@ -62,18 +62,27 @@ LIMIT = {"limit": 1_000}
 
 def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, Any]:
     """The parameters of a list that excludes nothing."""
-    return {**dict.fromkeys([*(it.name for it in fields(wanted)), "unless", *more]), **ends(store.orders, {})}
+    return {
+        **dict.fromkeys([*(it.name for it in fields(wanted)), "unless", "payload_path", "payload_value", *more]),
+        **ends(store.orders, {}),
+    }
 
 
 ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
 ANY_TASK = any_of(PostgresTaskOperations, TaskFilter)
 ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id", "keys")
-STATES_OF_EVENTS = ["waiting", "failing", "dead", "published"]
+STATES_OF_EVENTS = ["waiting", "failing", "dead", "published", "discarded"]
 STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
-STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]
+STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"]
 OVERDUE = {"idx_outbox_unpublished", "idx_outbox_failed", "idx_outbox_due"}
 UNFINISHED = {"idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_failed"}
-STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_failed", "idx_outbox_unpublished"}
+STATES = {
+    "idx_outbox_published",
+    "idx_outbox_dead",
+    "idx_outbox_failed",
+    "idx_outbox_unpublished",
+    "idx_outbox_discarded",
+}
 THREE = [uuid4() for _ in range(3)]
 GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
@@ -115,8 +124,12 @@ GUARDS = {
     ),
     # Backlogs and lists are counted up to a limit, however much waits or is finished.
     "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished", "idx_outbox_dead"}, 1_000, LIMIT),
-    "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed", "idx_inbox_dead_lettered"}, 1_020, LIMIT),
-    "backlogs of subscriptions": Guard("inbox/backlogs", {"idx_inbox_sweep"}, 1_020, LIMIT, sorted=10),
+    "inbox backlog": Guard(
+        "inbox/backlog", {"idx_inbox_unprocessed", "idx_inbox_dead_lettered", "idx_inbox_held"}, 1_020, LIMIT
+    ),
+    "backlogs of subscriptions": Guard(
+        "inbox/backlogs", {"idx_inbox_sweep", "idx_inbox_held"}, 1_020, LIMIT, sorted=10
+    ),
     "overdue": Guard("outbox/overdue", OVERDUE, 3_000, LIMIT, sorted=1_000),
     "backlog of tasks": Guard("tasks/backlog", UNFINISHED, 4_000, LIMIT),
     "list of events": Guard(

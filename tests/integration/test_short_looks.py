@@ -92,7 +92,15 @@ def filled(conn: psycopg.Connection[Any]) -> None:
 
 def parameters(wanted: Any) -> dict[str, Any]:
     """A short look, as parameters of its statements."""
-    nothing = {"unless": [], "keys": None, "before": None, "before_at": None, "before_id": None}
+    nothing = {
+        "unless": [],
+        "keys": None,
+        "before": None,
+        "before_at": None,
+        "before_id": None,
+        "payload_path": None,
+        "payload_value": None,
+    }
     size = {"limit": 50, "counted": 10_001, "window": WINDOW}
     return {**asdict(wanted), "mixed": getattr(wanted, "mixed", None), **nothing, **size}
 

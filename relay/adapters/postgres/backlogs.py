@@ -117,7 +117,8 @@ class PostgresBacklogReader:
         if found.count < self._counted:
             return found
         count = await self._estimate(conn, f"{table}/estimate", {})
-        return replace(found, count=count, waiting=max(0, count - found.dead), estimated=True)
+        stopped = found.dead + getattr(found, "held", 0)
+        return replace(found, count=count, waiting=max(0, count - stopped), estimated=True)
 
     async def _subscriptions(self, conn: Connection) -> Sequence[SubscriptionBacklog]:
         """Count what is not done for each subscription. A number beyond the limit is an estimate."""

@@ -114,6 +114,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_attempt": _CALLED_BY_RELAY,
     "relay_inbox_key": _CALLED_BY_RELAY,
     "relay_unpacks": _CALLED_BY_RELAY,
+    "relay_body_has": _CALLED_BY_RELAY,
     "relay_incident_state": _CALLED_BY_RELAY,
 }
 #: Only the fleet is given this.

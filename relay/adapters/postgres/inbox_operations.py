@@ -1,9 +1,9 @@
-"""Messages of the inbox as operators see them, and the action on them: try now."""
+"""Messages of the inbox as operators see them, and the actions on them: try now, hold, discard, and back."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -12,17 +12,26 @@ from uuid import UUID
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
 from relay.adapters.postgres.pool import query
-from relay.adapters.postgres.row_operations import Operations, as_key, coded, named, reasons
-from relay.domain.errors import InvalidRequest, UnknownMessage
+from relay.adapters.postgres.row_operations import Operations, as_key, coded, named, payload_filter, reasons
+from relay.domain.errors import InvalidRequest, RelayError, UnknownMessage
 from relay.domain.identity import Id
-from relay.domain.operators import MessageState, Operator, Outcome, message_refusal
+from relay.domain.operators import (
+    MessageState,
+    Operator,
+    Outcome,
+    hold_refusal,
+    message_discard_refusal,
+    message_refusal,
+    message_reopen_refusal,
+    release_refusal,
+)
 from relay.domain.topology import subject_pattern
 
 _UNKNOWN: Final = UnknownMessage("there is no such message", hint="relay inbox list --all")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 #: Messages in these states may be without an error.
-_WITHOUT_ERROR: Final = {"waiting", "running", "parked"}
+_WITHOUT_ERROR: Final = {"waiting", "running", "parked", "held"}
 #: One index finds the messages in these states, and no others.
 _UNFINISHED: Final = {*_WITHOUT_ERROR, "failing", "dead"}
 #: The end of a page: microseconds since 1970, and the id.
@@ -33,8 +42,8 @@ CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 class MessageFilter:
     """Selects messages of the inbox. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, running, parked, dead, processed. ``message_id``: what each subscription has of
-    this message. ``subject`` may be a pattern of NATS.
+    ``statuses``: waiting, failing, running, parked, held, dead, processed, discarded. ``message_id``: what each
+    subscription has of this message. ``payload``: see `payload_filter`. ``subject`` may be a pattern of NATS.
     ``since`` (included) and ``until`` (excluded) limit received_at. ``error`` is a code of `relay.domain.reasons`
     or a part of the text.
     """
@@ -45,6 +54,7 @@ class MessageFilter:
     subject: str | None = None
     event_type: str | None = None
     partition_key: str | None = None
+    payload: str | None = None
     correlation_id: Id | None = None
     since: datetime | None = None
     until: datetime | None = None
@@ -116,9 +126,43 @@ class PostgresMessageOperations(Operations):
         A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE. If it is dead, the refusal names its incident,
         which is recorded now if it was missing.
         """
+        return await self._decide("retry", ids, message_refusal, by)
+
+    async def hold(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Set messages aside: none is handled until it is released. In an ordered subscription its key waits.
+
+        A message is refused with UNKNOWN_MESSAGE, or with NOT_STOPPABLE if it is over, or if a worker has it:
+        then it ends as usual.
+        """
+        return await self._decide("hold", ids, hold_refusal, by)
+
+    async def release(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let held messages go on. Attempts stay counted. Refused with NOT_STOPPED or UNKNOWN_MESSAGE."""
+        return await self._decide("release_held", ids, release_refusal, by, "release")
+
+    async def discard(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Give messages up; keys go on without them. Refused as of `hold`, which it may follow."""
+        return await self._decide("discard", ids, message_discard_refusal, by)
+
+    async def reopen(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let discarded messages be handled after all. Refused with NOT_STOPPED or UNKNOWN_MESSAGE."""
+        return await self._decide("reopen", ids, message_reopen_refusal, by)
+
+    async def _decide(
+        self,
+        change: str,
+        ids: Sequence[Id],
+        refusal: Callable[[MessageState], RelayError | None],
+        by: Operator,
+        action: str = "",
+    ) -> Outcome:
+        """Do `_change` to messages, and answer for each by the id that was given.
+
+        A dead one is refused with its incident, which is recorded now if it was missing.
+        """
         given = {str(_key(id)): str(id) for id in ids}
         await PostgresIncidents(self._source).record_rows([UUID(key) for key in given])
-        outcome = await self._change("retry", [UUID(key) for key in given], message_refusal, _UNKNOWN, by)
+        outcome = await self._change(change, [UUID(key) for key in given], refusal, _UNKNOWN, by, action)
         refused = tuple((given[key], error) for key, error in outcome.refused)
         return Outcome(tuple(given[key] for key in outcome.done), refused)
 
@@ -133,6 +177,7 @@ def _parameters(wanted: MessageFilter, limit: int, before: str | None = None) ->
         "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
         "correlation_id": as_key(wanted.correlation_id),
         **reasons("error", wanted.error),
+        **payload_filter(wanted.payload),
         "before_at": at,
         "before_id": id,
     }

@@ -21,9 +21,25 @@ from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
 from relay.domain.disclosure import clean, stack_of
-from relay.domain.errors import NotPublishable, NotReplayable, RelayError
+from relay.domain.errors import (
+    InvalidRequest,
+    NotPublishable,
+    NotReplayable,
+    NotStoppable,
+    NotStopped,
+    RelayError,
+)
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, Id, Identity, known_originals
-from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
+from relay.domain.operators import (
+    EventState,
+    Operator,
+    Outcome,
+    discard_refusal,
+    judge,
+    reopen_refusal,
+    replay_refusal,
+    retry_refusal,
+)
 from relay.domain.reasons import code_of, reason_filter
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
@@ -131,15 +147,19 @@ class Operations:
         refusal: Callable[[Any], RelayError | None],
         unknown: RelayError,
         by: Operator,
+        action: str = "",
     ) -> Outcome:
-        """Lock rows, and apply the statement ``change`` to those that a rule does not refuse."""
+        """Lock rows, and apply the statement ``change`` to those that a rule does not refuse.
+
+        ``action``: its name in the audit log, if that is another.
+        """
         async with self._source() as conn, conn.transaction():
             rows = await query(conn, f"{self.kind}/lock_many", ids=list(ids))
             found = {id: self.state(*rest) for id, *rest in rows}
             wanted, refused = judge(ids, found, refusal, lambda _: unknown)
             if wanted:
                 await conn.execute(statement(f"{self.kind}/{change}"), {"ids": wanted})
-                await audit(conn, f"{self.kind}.{change}", wanted, by)
+                await audit(conn, f"{self.kind}.{action or change}", wanted, by)
         return Outcome(tuple(map(str, wanted)), tuple(refused))
 
 
@@ -178,6 +198,17 @@ def reasons(name: str, asked: str | None) -> dict[str, Any]:
     return {name: wanted.pattern, "unless": list(wanted.unless)}
 
 
+def payload_filter(asked: str | None) -> dict[str, Any]:
+    """Return which payloads are asked for, such as ``order.id=47``, as parameters of a statement.
+
+    Raises InvalidRequest.
+    """
+    path, equals, value = (asked or "=").partition("=")
+    if asked is not None and not (equals and all(path.split("."))):
+        raise InvalidRequest("is no PATH=VALUE", field="payload", hint="such as order.id=47")
+    return {"payload_path": path.split(".") if path else None, "payload_value": value if path else None}
+
+
 def as_key(id: Id | None) -> UUID | None:
     """Return the UUID that stands for an id."""
     return Identity.of(id).uuid if isinstance(id, str) else id
@@ -201,14 +232,17 @@ def who(by: Operator) -> dict[str, str | None]:
 class EventFilter:
     """Selects outbox events. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, dead, published. ``since`` (included) and ``until`` (excluded) bound
-    occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of the text.
+    ``statuses``: waiting, failing, dead, published, discarded. ``since`` (included) and ``until`` (excluded) bound
+    occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of the text. ``payload``: see
+    `payload_filter`.
     """
 
     statuses: list[str]
     event_type: str | None = None
     aggregate_type: str | None = None
     aggregate_id: str | None = None
+    partition_key: str | None = None
+    payload: str | None = None
     correlation_id: Id | None = None
     since: datetime | None = None
     until: datetime | None = None
@@ -284,6 +318,23 @@ class PostgresOutboxOperations(Operations):
         )
         return await self._decide("replay", ids, replay_refusal, unknown, by)
 
+    async def discard(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Give events up that are not published. Later events of their keys go on without them.
+
+        This waits for a publisher that has an event in work, which then is published. An event is refused with
+        NOT_STOPPABLE if it is unknown, published or discarded.
+        """
+        unknown = NotStoppable("there is no such event", hint="relay outbox list")
+        return await self._decide("discard", ids, discard_refusal, unknown, by)
+
+    async def reopen(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let discarded events be published after all, before later events of their keys that still wait.
+
+        An event is refused with NOT_STOPPED if it is unknown or not discarded.
+        """
+        unknown = NotStopped("there is no such event", hint="relay outbox list --status discarded")
+        return await self._decide("reopen", ids, reopen_refusal, unknown, by)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
@@ -300,7 +351,8 @@ class TaskFilter:
 def _parameters(wanted: EventFilter | TaskFilter, limit: int, before: int | None) -> dict[str, Any]:
     """Return a filter as the parameters of its statement."""
     key, error = as_key(wanted.correlation_id), reasons("error", wanted.error)
-    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error}
+    payload = payload_filter(getattr(wanted, "payload", None))
+    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error, **payload}
 
 
 class PostgresTaskOperations(Operations):

@@ -12,7 +12,7 @@ from relay.domain.reasons import CODES, FAMILIES
 _TONES: Final = {
     "good": "published processed completed requeued resolved finished working stored done yes healthy there",
     "busy": "running delivered started waiting pending starting ending",
-    "warn": "failing retrying skipped missed warning delayed warned unknown parked paused",
+    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused",
     "bad": "dead failed open lost error refused missing dead-letter",
 }
 _TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}

@@ -11,7 +11,8 @@ from uuid import UUID
 from relay.adapters.postgres.life import Row
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_originals
 from relay.domain.life import Step, StepKind
-from relay.domain.moments import readable
+from relay.domain.moments import LATEST, readable
+from relay.domain.operators import DISCARDED
 from relay.domain.traceparent import trace_id
 from relay.ops.explain.gathering import MOST, Gathered
 
@@ -139,7 +140,9 @@ def _within(above: _Node, node: _Node) -> bool:
 def _event(context: str, row: Row) -> _Node:
     ended = row["published_at"] or row["dead_at"]
     failing = row["publish_attempts"] and not ended
-    state = "published" if row["published_at"] else "dead" if ended else "failing" if failing else "waiting"
+    given_up = row["published_at"] and row["dead_at"]
+    reached = "discarded" if given_up else "published" if row["published_at"] else ""
+    state = reached or ("dead" if ended else "failing" if failing else "waiting")
     about = {"key": row["partition_key"], "aggregate": f"{row['aggregate_type']}:{row['aggregate_id']}"}
     step = Step(
         kind=StepKind.EVENT,
@@ -185,9 +188,13 @@ def _publication(event: _Node) -> _Node | None:
 
 def _message(context: str, row: Row) -> _Node:
     ended = row["processed_at"] or row["dead_lettered_at"]
-    failing = "retrying" if row["attempts"] else "waiting"
+    held = row["next_attempt_at"] is not None and readable(row["next_attempt_at"]) == LATEST
+    failing = "held" if held else "retrying" if row["attempts"] else "waiting"
+    given_up = row["processed_at"] and row["dead_letter_class"] == DISCARDED
     state = (
-        "processed"
+        "discarded"
+        if given_up
+        else "processed"
         if row["processed_at"]
         else "dead letter"
         if ended
@@ -212,7 +219,7 @@ def _message(context: str, row: Row) -> _Node:
             "stream": row["stream"],
             "sequence": row["stream_seq"],
             **_ids(row),
-            "next_attempt": None if ended else readable(row["next_attempt_at"]),
+            "next_attempt": None if ended or held else readable(row["next_attempt_at"]),
             "class": row["dead_letter_class"],
             "requeues": row["requeues"],
         },

@@ -7,7 +7,7 @@ from typing import Final
 from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOperations
 from relay.domain.errors import NotPublishable
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, since, until
+from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, PAYLOAD, since, until
 
 EVENTS: Final = Kind(
     path="events",
@@ -23,8 +23,8 @@ EVENTS: Final = Kind(
     store=PostgresOutboxOperations,
     filter=EventFilter,
     id=str,
-    states=("waiting", "failing", "dead", "published"),
-    usual=("waiting", "failing", "dead", "published"),
+    states=("waiting", "failing", "dead", "published", "discarded"),
+    usual=("waiting", "failing", "dead", "published", "discarded"),
     urgent=("dead", "failing"),
     order="seq",
     filters=(
@@ -43,6 +43,8 @@ EVENTS: Final = Kind(
             option=None,
             rest_of="aggregate_type",
         ),
+        Filter(name="key", label="Key", meaning="Only this partition key", column="partition_key"),
+        PAYLOAD,
         CORRELATION,
         since("that happened"),
         until("that happened"),
@@ -106,6 +108,27 @@ EVENTS: Final = Kind(
             states=("published",),
             fits=("published",),
             narrowed=True,
+        ),
+        Action(
+            name="discard",
+            label="Discard",
+            about="Give events up that are not published. Later events of their keys go on; `reopen` undoes it.",
+            past="discarded",
+            done="is never published, unless it is reopened",
+            states=("waiting", "failing", "dead"),
+            fits=("waiting", "failing", "dead"),
+            needs_note=True,
+            harsh=True,
+            undo="reopen",
+        ),
+        Action(
+            name="reopen",
+            label="Reopen",
+            about="Publish discarded events after all, in the order of their keys.",
+            past="reopened",
+            done="will be published",
+            states=("discarded",),
+            fits=("discarded",),
         ),
     ),
     text=("error", "publish_error"),

@@ -18,6 +18,13 @@ CORRELATION: Final = Filter(
 )
 ERROR: Final = Filter(name="error", label="Error", meaning=_CODES, hint=_HINT, reasons=True)
 REASON: Final = Filter(name="reason", label="Reason", meaning=_CODES, hint=_HINT, reasons=True)
+PAYLOAD: Final = Filter(
+    name="payload",
+    label="Payload",
+    meaning="Only payloads with this value",
+    how="PATH=VALUE, such as order.id=47",
+    hint="order.id=47",
+)
 #: The last columns of every kind: what the row belongs to, and what caused it.
 CHAIN: Final = (
     Column(name="correlation_id", label="Correlation", show="life"),

@@ -9,6 +9,9 @@ WITH matching AS NOT MATERIALIZED (
     WHERE (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
       AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
       AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
+      AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)
+      AND (%(payload_path)s::text[] IS NULL
+           OR coalesce(payload #>> %(payload_path)s::text[] = %(payload_value)s::text, false))
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR occurred_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR occurred_at < %(until)s)
@@ -17,11 +20,18 @@ WITH matching AS NOT MATERIALIZED (
 ), found AS MATERIALIZED (
     (SELECT id, seq, 'published' AS status
      FROM matching
-     WHERE 'published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL AND %(error)s::text IS NULL
+     WHERE 'published' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL AND dead_at IS NULL
+       AND %(error)s::text IS NULL
        AND (%(since)s::timestamptz IS NULL OR published_at >= %(since)s - interval '1 hour')
        AND (%(published_since)s::timestamptz IS NULL OR published_at >= %(published_since)s)
        AND (%(published_until)s::timestamptz IS NULL OR published_at <= %(published_until)s)
      ORDER BY published_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT id, seq, 'discarded'
+     FROM matching
+     WHERE 'discarded' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL AND dead_at IS NOT NULL
+     ORDER BY dead_at DESC
      LIMIT %(counted)s)
     UNION ALL
     (SELECT id, seq, 'dead'

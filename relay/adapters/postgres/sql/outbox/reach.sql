@@ -30,7 +30,8 @@ SELECT 'waiting',
         LIMIT 1),
        NULL
 WHERE 'waiting' = ANY (%(statuses)s::text[]) AND %(error)s::text IS NULL
-  AND (coalesce(%(event_type)s::text, %(aggregate_type)s, %(aggregate_id)s) IS NOT NULL
+  AND (coalesce(%(event_type)s::text, %(aggregate_type)s, %(aggregate_id)s, %(partition_key)s,
+                %(payload_value)s) IS NOT NULL
        OR (SELECT count(*)
            FROM (SELECT
                  FROM outbox_events
