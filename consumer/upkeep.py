@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 from consumer import wiring
 from consumer.routines import Routine, RoutineSlots, RunRoutines
 from relay import jobs
+from relay.adapters.postgres.replays import PostgresReplays
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.facts import MessagesReEnqueued
 from relay.worker import application, broker
@@ -58,6 +60,8 @@ def routines_of(context: str, unfinished: Collection[str] | None) -> Iterator[Ro
     yield Routine("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
     yield Routine("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
     yield Routine("compare_incidents", _COMPARE, partial(compare_incidents, context), quick)
+    if settings.subscriptions:
+        yield Routine("replay_messages", _RECOVER, partial(replay_messages, context, quick.sleep), quick)
     for name, subscription in settings.subscriptions.items():
         if (corrects := wiring.correct(context, name)) is not None:
             yield Routine(f"correct_dead_letters:{name}", _RECOVER, corrects.run, quick)
@@ -96,6 +100,17 @@ async def tend_circuits(
         if not found or application.stopping:
             return
         await sleep(_LOOK_S)
+
+
+async def replay_messages(context: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Carry on the replays that operators have asked for, each for a turn."""
+    settings = application.context(context).settings
+    replays = PostgresReplays(application.context(context).pool.connection)
+    for _ in settings.subscriptions:
+        if application.stopping or (found := await replays.take([*settings.subscriptions])) is None:
+            return
+        work = replace(wiring.replay(context, found.subscription), sleep=sleep)
+        await work.run(found, lambda: not application.stopping)
 
 
 async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:

@@ -19,14 +19,19 @@ from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, ahead_on_loop, waiting_messages
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
+from consumer.replay import Producer, ReplayIntoInbox
 from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.broker import delayed
 from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.http import HttpEventHandler
-from relay.adapters.jetstream.stream_reader import StreamReader
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamReader
+from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.circuits import PostgresCircuits
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.adapters.postgres.replays import PostgresReplays, PublishedEvents
+from relay.bootstrap import cold_store
+from relay.commands.coldrows import ColdRows, archived_subject
 from relay.credentials import http_access
 from relay.domain import outages
 from relay.domain.circuit import CircuitPolicy
@@ -34,7 +39,7 @@ from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.topology import advisory_consumer
-from relay.envelopes import reader
+from relay.envelopes import reader, writer
 from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
 from relay.execution.runners import GATHER_BUSY_S, GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
@@ -346,6 +351,42 @@ def recovery(context: str, subscription: str) -> Recovery:
         on_receipt=on_receipt(context, subscription),
         window=window(context, subscription),
     )
+
+
+def replay(context: str, subscription: str) -> ReplayIntoInbox:
+    """What puts old messages of a subscription into its inbox."""
+    spec = application.subscription(context, subscription).consumer_spec()
+    reads = StreamReader(
+        application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
+    )
+    return ReplayIntoInbox(
+        stream=spec.stream,
+        filter_subject=spec.filter_subject,
+        envelope=_envelope(context, subscription),
+        replays=PostgresReplays(application.context(context).pool.connection),
+        reader=reads,
+        auditor=NatsStreamAuditor(application.nats),
+        inbox=application.inbox(context, subscription),
+        pull=pull(context, subscription),
+        producer=_producer(spec.stream),
+    )
+
+
+def _producer(stream: str) -> Producer | None:
+    """Where the events of a stream come from, if its context is among ours."""
+    for name, settings in application.settings.contexts.items():
+        if stream in {it.name for it in settings.event_streams}:
+            source, store = application.context(name).pool.connection, cold_store(settings.archive)
+            subject = partial(archived_subject, settings.routing)
+            cold = None if store is None else ColdRows(PostgresArchive(source, name), store, subject)
+            return Producer(
+                events=PublishedEvents(source),
+                routing=settings.routing,
+                envelope=writer(application.settings, name),
+                system_actor=settings.system_actor,
+                cold=cold,
+            )
+    return None
 
 
 @cache

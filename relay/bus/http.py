@@ -37,6 +37,8 @@ from relay.domain.errors import (
     NotReplayable,
     NotRequeueable,
     NotRetryable,
+    NotStoppable,
+    NotStopped,
     Outage,
     OutboxFull,
     RelayError,
@@ -49,6 +51,7 @@ from relay.domain.errors import (
     WriteConflict,
 )
 from relay.domain.life import UnknownId
+from relay.domain.replays import ReplayRunning, UnknownReplay
 from relay.domain.schedule import InvalidSchedule, NotPausable, UnknownJob
 from relay.domain.tasks import InvalidTask, NotCancellable, UnknownTask
 
@@ -56,10 +59,11 @@ _log = logging.getLogger("relay")
 
 _STATUSES: Final[tuple[tuple[int, tuple[type[RelayError], ...]], ...]] = (
     (404, (NothingFound, UnknownContext, UnknownId, UnknownIncident, UnknownJob, UnknownMessage, UnknownTask)),
-    (404, (ArchiveOff, UnknownQueue)),
+    (404, (ArchiveOff, UnknownQueue, UnknownReplay)),
     (422, (DomainError, InvalidCommand, InvalidQuery, InvalidRequest, InvalidEvent, InvalidTask, InvalidSchedule)),
     (409, (AlreadyProcessed, DuplicateMessage, IncidentClosed, TooMany, UnreadableMessage, WriteConflict)),
     (409, (NotParked, NotPublishable, NotReplayable, NotRequeueable, NotCancellable, NotRetryable)),
+    (409, (NotStoppable, NotStopped, ReplayRunning)),
     (409, (ArchiveBusy, ArchiveConflict, NotPausable)),
     (503, (Outage, OutboxFull)),
     (502, (QueryFailed,)),

@@ -55,6 +55,13 @@ class ColdRows:
             for line in lines:
                 yield read_json(line)
 
+    async def batches(
+        self, kind: ArchiveKind, chosen: RowFilter, after: int
+    ) -> AsyncGenerator[tuple[int, Sequence[Mapping[str, Any]]], None]:
+        """Selected rows by the numbers of their batches, of those with a higher number than ``after``."""
+        async for manifest, lines in self._selected(kind, chosen, lambda _done, _of: None, after=after):
+            yield manifest.number, [read_json(line) for line in lines]
+
     async def restore(self, kind: ArchiveKind, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put rows back into their table, as they were; return how many the table lacked. Nothing is sent.
 
@@ -76,8 +83,13 @@ class ColdRows:
         fits: Fits = lambda _: True,
         *,
         backwards: bool = False,
+        after: int = 0,
     ) -> AsyncIterator[tuple[Manifest, Sequence[str]]]:
-        batches = [it for it in await self._tables.batches() if it.kind is kind and chosen.may_be_in(it)]
+        batches = [
+            it
+            for it in await self._tables.batches()
+            if it.kind is kind and it.number > after and chosen.may_be_in(it)
+        ]
         if backwards:
             batches.reverse()
         for done, manifest in enumerate(batches):

@@ -16,6 +16,7 @@ from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.pool import query as select
+from relay.adapters.postgres.replays import PostgresReplays
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.bus import CommandBus, QueryBus
 from relay.domain.archive import Manifest
@@ -63,6 +64,7 @@ class RowHandlers:
         bus.handles(requests.ReadSchedule)(self._schedule)
         bus.handles(requests.ListBatches)(self._batches)
         bus.handles(requests.ReadAudit)(self._audit)
+        bus.handles(requests.ListReplays)(self._replays)
         return bus
 
     def commands(self) -> CommandBus:
@@ -71,6 +73,8 @@ class RowHandlers:
         bus.handles(requests.ActOnRows)(self._act)
         bus.handles(requests.ReleaseKeys)(self._release)
         bus.handles(requests.RunJob)(self._run)
+        bus.handles(requests.StartReplay)(self._start_replay)
+        bus.handles(requests.StopReplay)(self._stop_replay)
         bus.handles(requests.PauseJob)(self._pause)
         bus.handles(requests.ResumeJob)(self._pause)
         return bus
@@ -94,6 +98,23 @@ class RowHandlers:
     async def _release(self, command: requests.ReleaseKeys) -> Outcome:
         async with self._lend(command.context) as source:
             return await PostgresParkedKeys(source).release(command.keys, command.subscription, command.by)
+
+    async def _replays(self, query: requests.ListReplays) -> Sequence[Row]:
+        async with self._lend(query.context) as source:
+            return await PostgresReplays(source).list(query.limit, query.id)
+
+    async def _start_replay(self, command: requests.StartReplay) -> int:
+        known = of_context(self._contexts, command.context).subscriptions
+        if command.subscription not in known:
+            text = f"{command.context} has no subscription {command.subscription[:80]!r}"
+            raise InvalidRequest(text, field="subscription", hint=f"known: {', '.join(known) or 'none'}")
+        async with self._lend(command.context) as source:
+            asked = command.model_dump(exclude={"context", "by"})
+            return await PostgresReplays(source).start(**asked, by=command.by)
+
+    async def _stop_replay(self, command: requests.StopReplay) -> None:
+        async with self._lend(command.context) as source:
+            await PostgresReplays(source).stop(command.id, command.by)
 
     async def _schedule(self, query: requests.ReadSchedule) -> Schedule:
         async with self._lend(query.context) as source:

@@ -108,6 +108,40 @@ class ActOnRows(Command[Outcome]):
     by: Operator
 
 
+class StartReplay(Command[int]):
+    """Put old messages into the inbox of one subscription; answers the number of the replay. Workers do it.
+
+    ``again``: handle messages again that it has handled. ``rate``: messages a second. Raises ReplayRunning, and
+    InvalidRequest for a subscription that the context has not.
+    """
+
+    context: str
+    subscription: str
+    since: datetime | None = None
+    until: datetime | None = None
+    key: str | None = None
+    event_type: str | None = None
+    again: bool = False
+    rate: Annotated[int, Field(ge=1, le=10_000)] = 100
+    by: Operator
+
+
+class StopReplay(Command[None]):
+    """Stop a replay; what it has put into the inbox stays. Raises UnknownReplay."""
+
+    context: str
+    id: int
+    by: Operator
+
+
+class ListReplays(Query[Sequence[Row]]):
+    """Replays into inboxes of a context, the newest first, and how far each has come. ``id``: only this one."""
+
+    context: str
+    id: int | None = None
+    limit: Part = LISTED + 1
+
+
 class ListTaskQueues(Query[Sequence[str]]):
     """The queues of tasks (by the tasks' names) that have due or delivered tasks."""
 

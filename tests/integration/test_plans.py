@@ -165,7 +165,7 @@ GUARDS = {
     # The newest thousand of those that are processed and of those that are not: none is thrown away.
     "list of messages": Guard(
         "inbox/messages",
-        {"idx_inbox_processed", "idx_inbox_unprocessed"},
+        {"idx_inbox_processed", "idx_inbox_unprocessed", "idx_inbox_discarded"},
         2_000,
         {**ANY_MESSAGE, "mixed": True, "statuses": STATES_OF_MESSAGES, "limit": 100, "counted": 1_000},
         sorted=2_000,
@@ -196,7 +196,7 @@ GUARDS = {
     # Of the 300,000 that are published or wait none has an error. The 3,000 failed and the 1,000 dead are read.
     "list of events with an error": Guard(
         "outbox/events",
-        {"idx_outbox_failed", "idx_outbox_dead"},
+        {"idx_outbox_failed", "idx_outbox_dead", "idx_outbox_discarded"},
         4_000,
         {
             **ANY_EVENT,

@@ -159,6 +159,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "dead_letters",
         "handler_circuits",
         "inbox_messages",
+        "inbox_replays",
         "inbox_watermarks",
         "orphaned_events",
         "outbox_events",

@@ -48,6 +48,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "inbox_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "inbox_watermarks": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "parked_keys": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "inbox_replays": Rights("SELECT, INSERT, UPDATE"),
     "handler_circuits": Rights("SELECT, INSERT, UPDATE"),
     "relay_wakeup": Rights("SELECT, UPDATE"),
     "dead_letters": Rights("SELECT, INSERT, UPDATE"),

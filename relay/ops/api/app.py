@@ -20,7 +20,7 @@ from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
-from relay.ops.api import archive, contexts, queues, system
+from relay.ops.api import archive, contexts, queues, replays, system
 from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
@@ -96,6 +96,7 @@ def create_app(
     for router in (
         *map(router_of, KINDS.values()),
         contexts.router,
+        replays.router,
         archive.router,
         queues.router,
         system.router,

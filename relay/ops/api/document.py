@@ -54,6 +54,7 @@ _COMMON: Final[Mapping[str, str]] = {
     "oldest_at": "When the oldest of them came.",
     "waiting_age_seconds": "For how long the oldest that can go on has waited.",
     "failed_attempts": "How many of those that wait were tried more than three times.",
+    "held": "How many an operator has set aside.",
     "estimated": "Whether the numbers are estimates.",
     "rows": "How many rows.",
     "number": "The number.",

@@ -40,6 +40,7 @@ MENU: Final = (
     ("inbox", "Inbox"),
     ("dead-letters", "Dead letters"),
     ("parked", "Parked keys"),
+    ("replays", "Replays"),
     ("tasks", "Tasks"),
     ("schedule", "Schedule"),
     ("archive", "Archive"),

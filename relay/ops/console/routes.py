@@ -15,7 +15,7 @@ from relay.domain.identity import check_id
 from relay.domain.life import UnknownId
 from relay.ops.api.access import Reading
 from relay.ops.api.common import Asked, Ops
-from relay.ops.console import archive, context_pages, lists, row_actions, system
+from relay.ops.console import archive, context_pages, lists, replays, row_actions, system
 from relay.ops.console.life_picture import draw, entries
 from relay.ops.console.overview import Flow
 from relay.ops.console.render import Static, page
@@ -115,5 +115,13 @@ def attach(app: FastAPI) -> None:
     """Serve the console at the root of an application. Data that lasts between requests is in its state."""
     app.state.flow, app.state.known = Flow(), _Known()
     app.mount("/static", Static())
-    for it in (router, lists.router, context_pages.router, archive.router, system.router, row_actions.router):
+    for it in (
+        router,
+        lists.router,
+        context_pages.router,
+        replays.router,
+        archive.router,
+        system.router,
+        row_actions.router,
+    ):
         app.include_router(it, include_in_schema=False)

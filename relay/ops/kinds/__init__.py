@@ -8,7 +8,7 @@ from relay.ops.kinds.dead_letters import DEAD_LETTERS
 from relay.ops.kinds.events import EVENTS
 from relay.ops.kinds.inbox import MESSAGES
 from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind, Listing
-from relay.ops.kinds.others import ARCHIVED, AUDIT, DEAD_JOBS, JOBS, OTHERS, PARKED
+from relay.ops.kinds.others import ARCHIVED, AUDIT, DEAD_JOBS, JOBS, OTHERS, PARKED, REPLAYS
 from relay.ops.kinds.tasks import TASKS
 
 #: By the path that addresses have.
@@ -25,6 +25,7 @@ __all__ = [
     "MESSAGES",
     "OTHERS",
     "PARKED",
+    "REPLAYS",
     "TASKS",
     "Action",
     "Argument",

@@ -76,6 +76,49 @@ JOBS: Final = Listing(
         ),
     ),
 )
+REPLAYS: Final = Listing(
+    path="replays",
+    command="inbox",
+    title="Replays",
+    one="replay",
+    many="replays",
+    listing="Replays of old messages into one inbox, the newest first, and how far each has come.",
+    columns=(
+        Column(name="id", label="No.", show="number"),
+        Column(name="state", label="State", show="state"),
+        Column(name="subscription", label="Subscription"),
+        Column(name="added", label="New", show="number"),
+        Column(name="repeated", label="Again", show="number"),
+        Column(name="skipped", label="Skipped", show="number"),
+        Column(name="source", label="Reads"),
+        Column(name="position", label="At", show="number"),
+        Column(name="last_position", label="Of", show="number", typed="of"),
+        Column(name="asked_at", label="Asked", show="time", typed="asked"),
+        Column(name="actor", label="Who", typed="who"),
+        Column(name="error", label="Error"),
+    ),
+    table=(
+        *("id", "state", "subscription", "added", "repeated", "skipped", "source", "position", "last_position"),
+        *("asked_at", "actor", "error"),
+    ),
+    actions=(
+        Action(
+            name="start",
+            label="Replay",
+            about="Put old messages of the stream, the outbox and the archive into the inbox of one subscription. "
+            "Workers do it, and no other subscription sees them.",
+            past="started",
+            done="Workers begin within seconds.",
+        ),
+        Action(
+            name="stop",
+            label="Stop",
+            about="Stop a replay. What it has put into the inbox stays there.",
+            past="stopped",
+            done="It stops with its next step.",
+        ),
+    ),
+)
 #: In the console it has no actions and no page of a row.
 AUDIT: Final = Listing(
     path="audit",
