@@ -22,7 +22,8 @@ from relay.domain.errors import MissingExtraError, RelayError
 #: order of the help. The chaos commands are in another package, which only a checkout has.
 _CHAOS: Final = "chaos"
 _COMMANDS: Final = (
-    *("init", "demo", "dev", _CHAOS, "health", "doctor", "explain", "config", "backlog", "reconcile", "ops"),
+    *("init", "demo", "dev", _CHAOS, "health", "doctor", "alarms", "explain", "config", "backlog", "reconcile"),
+    *("ops",),
 )
 _GROUPS: Final = (
     *("db", "streams", "fleet", "handler", "dlq", "outbox", "inbox", "parked", "schedule", "tasks", "queues"),

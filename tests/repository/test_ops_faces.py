@@ -35,6 +35,7 @@ PLACES = {
     "streams diff": "/api/v1/streams",
     "fleet status": "/api/v1/fleet",
     "doctor": "/api/v1/doctor",
+    "alarms": "/api/v1/alarms",
     "explain": "/api/v1/explain",
     "backlog": "/api/v1/backlogs",
 }
@@ -119,6 +120,7 @@ def page_of(kind: Listing, template: str | list[str], **values: Any) -> str:
     url = SimpleNamespace(path="/", query="")
     user = SimpleNamespace(operate=True, payloads=True, name="me")
     common = {"request": SimpleNamespace(url=url), "here": "/", "params": {}, "user": user, "kind": kind}
+    common |= {"now": datetime.now(UTC), "runbook_at": ""}
     common |= {"contexts": ["sea"], "context": "sea", "theme": None, "actions": kind.actions, "id": "1"}
     return (
         _environment()

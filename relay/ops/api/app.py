@@ -20,6 +20,7 @@ from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
+from relay.ops.alarms.watch import ReadAlarms, Watch
 from relay.ops.api import archive, contexts, queues, replays, system
 from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
@@ -90,6 +91,7 @@ def create_app(
     cold = ArchiveHandlers(settings.contexts, pools.of, patience=_PATIENCE_S)
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of, patience=_PATIENCE_S)))
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
+    asked.handles(ReadAlarms)(Watch(settings, pools.of).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
     app.state.live = Live(app.state.ops, live)

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from relay.domain.alarms import AlarmState, Trend, Urgency
 from relay.domain.moments import AGE, absolute
 from relay.ops.kinds.model import Action, Filter, Kind, either
 
@@ -202,6 +203,46 @@ class PageOut(BaseModel):
     reach: dict[str, ReachOut]
     next: int | str | None
     unconfirmed: int = 0
+
+
+class AlarmLinkOut(BaseModel):
+    """A page of the console where an alarm is seen or mended. ``acts``: it asks before an action."""
+
+    label: str
+    path: str
+    acts: bool
+
+
+class AlarmOut(BaseModel):
+    """A rule that holds. ``state``: pending until it has held for as long as the rule says; then it fires.
+
+    ``value``: what the rule judged. ``trend``: how that has changed since earlier looks, null at the first one.
+    ``action``: what to type. ``runbook``: the section that explains it.
+    """
+
+    rule: str
+    severity: Urgency
+    state: AlarmState
+    labels: dict[str, str]
+    value: float
+    since: AwareDatetime
+    trend: Trend | None
+    text: str
+    action: str
+    runbook: str
+    links: list[AlarmLinkOut]
+
+
+class AlarmsOut(BaseModel):
+    """All alarms, the worst first, and when they were looked for.
+
+    ``worst``: the severity of the worst that fires. ``unread``: why contexts could not be read, by their names.
+    """
+
+    at: AwareDatetime
+    worst: Urgency | None
+    alarms: list[AlarmOut]
+    unread: dict[str, str]
 
 
 class RefusedOut(BaseModel):

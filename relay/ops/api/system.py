@@ -20,10 +20,12 @@ from relay.domain.findings import SHOWN, Diagnosis, Finding, ProcessKind, Severi
 from relay.domain.identity import check_id
 from relay.domain.life import Life
 from relay.domain.members import CrewReport, State, Usage
+from relay.ops.alarms.showing import alarms_json
+from relay.ops.alarms.watch import ReadAlarms
 from relay.ops.api.access import Reading
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops
-from relay.ops.api.models import Problem, Text
+from relay.ops.api.models import AlarmsOut, Problem, Text
 from relay.ops.queries import Diagnose, Explain
 from relay.ops.requests import Backlog, ReadBacklog
 from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
@@ -180,6 +182,13 @@ async def doctor(ops: Asked, _: Reading) -> Response:
     ]
     shown = [asdict(it) for it in found.first(SHOWN)]
     return in_json({"findings": shown, "total": len(found.findings), "examined": examined})
+
+
+@router.get("/alarms", response_model=AlarmsOut)
+async def list_alarms(ops: Asked, _: Reading, context: Annotated[Text | None, Query()] = None) -> Response:
+    """List the rules that hold now, the worst first, as `relay alarms` does. They are those of Prometheus."""
+    name = None if context is None else of_context(ops.settings.contexts, context).name
+    return in_json(alarms_json((await ops.queries.ask_async(ReadAlarms(context=name))).unwrap()))
 
 
 @router.get("/fleet", response_model=list[MemberOut])
