@@ -206,7 +206,10 @@ class PageOut(BaseModel):
 
 
 class AlarmLinkOut(BaseModel):
-    """A page of the console where an alarm is seen or mended. ``acts``: it asks before an action."""
+    """A page of the console where an alarm is seen or mended. ``label``: what it is called. ``path``: its address.
+
+    ``acts``: it asks before an action.
+    """
 
     label: str
     path: str
@@ -214,10 +217,12 @@ class AlarmLinkOut(BaseModel):
 
 
 class AlarmOut(BaseModel):
-    """A rule that holds. ``state``: pending until it has held for as long as the rule says; then it fires.
+    """A rule that holds. ``rule``: its name, as in Prometheus. ``severity``: how soon somebody must look.
 
-    ``value``: what the rule judged. ``trend``: how that has changed since earlier looks, null at the first one.
-    ``action``: what to type. ``runbook``: the section that explains it.
+    ``state``: pending until it has held for as long as the rule says; then it fires. ``labels``: what it is about.
+    ``value``: what the rule judged. ``since``: from when on it has held. ``trend``: how the value has changed
+    since earlier looks, null at the first one. ``text``: what is wrong. ``action``: what to type. ``runbook``: the
+    section that explains it. ``links``: where it is seen and mended.
     """
 
     rule: str
@@ -234,9 +239,9 @@ class AlarmOut(BaseModel):
 
 
 class AlarmsOut(BaseModel):
-    """All alarms, the worst first, and when they were looked for.
+    """All alarms of a moment. ``at``: when they were looked for. ``worst``: the severity of the worst that fires.
 
-    ``worst``: the severity of the worst that fires. ``unread``: why contexts could not be read, by their names.
+    ``alarms``: the worst first. ``unread``: why contexts could not be read, by their names.
     """
 
     at: AwareDatetime

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -29,7 +30,9 @@ Streams: TypeAlias = Mapping[str, StreamView] | None
 #: Figures are asked for again after so many seconds, however many users look.
 _FRESH_S: Final = 1.0
 #: How long a page waits for a server, in seconds; an answer that comes later is shown by the next page.
-_PATIENCE_S: Final = 0.3
+PATIENCE_S: Final = 0.3
+#: From this age on, in seconds, a page says loudly that figures are old.
+_OLD_S: Final = 5.0
 #: A rate covers so many seconds, and a line has so many points.
 _RATE_S: Final = 30.0
 _POINTS: Final = 60
@@ -51,11 +54,14 @@ class FlowSample:
 class ContextFigures:
     """A context in figures. ``error``: why there are none; ``late``: there is no answer yet.
 
-    Rates are per second, None while unknown. ``consumes``: whether it has subscriptions.
+    ``at``: when they were asked for. ``silent``: for how many seconds there has been no newer answer, if that is
+    too long. Rates are per second, None while unknown. ``consumes``: whether it has subscriptions.
     """
 
     name: str
     late: bool = False
+    at: datetime | None = None
+    silent: float | None = None
     error: RelayError | None = None
     outbox: OutboxBacklog | None = None
     inbox: InboxBacklog | None = None
@@ -73,32 +79,59 @@ class ContextFigures:
     consumes: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Aged(Generic[Answer]):
+    """An answer, and when it was asked for: by the clock that all see, and by the monotonic one."""
+
+    answer: Answer
+    at: datetime
+    begun: float
+
+    @property
+    def seconds(self) -> float:
+        """How old it is."""
+        return time.monotonic() - self.begun
+
+
 class Patient(Generic[Answer]):
-    """A question whose answer a page awaits only for a moment. It then runs in the background, once at a time."""
+    """A question whose answer a page awaits only for a moment. It then runs in the background, once at a time.
 
-    def __init__(self, unknown: Answer, patience_s: float) -> None:
-        self._known, self._patience_s = unknown, patience_s
-        self._asking: asyncio.Task[Answer] | None = None
+    An answer that came when nobody waited for it is never given as a new one: it has the age of its question.
+    """
 
-    async def ask(self, question: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Return the answer, or the last one if it takes long."""
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._known: Aged[Answer] | None = None
+        self._asking: tuple[asyncio.Task[Answer], datetime, float] | None = None
+
+    async def ask(self, question: Callable[[], Coroutine[Any, Any, Answer]]) -> Aged[Answer] | None:
+        """Return the answer, or the last one if it takes long; None if there was none yet."""
+        if self._asking is not None and self._asking[0].done():
+            self._take()
+        if self._known is not None and self._known.seconds <= _FRESH_S:
+            return self._known
         if self._asking is None:
-            self._asking = asyncio.create_task(question())
-        done, _ = await asyncio.wait([self._asking], timeout=self._patience_s)
-        if done:
-            task, self._asking = self._asking, None
-            self._known = task.result()
+            self._asking = asyncio.create_task(question()), datetime.now(UTC), time.monotonic()
+        done, _ = await asyncio.wait([self._asking[0]], timeout=self._patience_s)
+        if done and self._asking is not None:
+            self._take()
         return self._known
+
+    def _take(self) -> None:
+        """Keep the answer that is there."""
+        assert self._asking is not None
+        (task, at, begun), self._asking = self._asking, None
+        self._known = Aged(task.result(), at, begun)
 
 
 class Flow:
     """The figures of all contexts, kept for a moment. Each application has one such object."""
 
-    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._lock = asyncio.Lock()
         self._known: tuple[float, Sequence[ContextFigures]] = (float("-inf"), ())
-        self._streams: Patient[Streams] = Patient(None, patience_s)
+        self._streams: Patient[Streams] = Patient(patience_s)
         self._contexts: dict[str, Patient[ContextFigures]] = {}
         self._seen: dict[str, deque[FlowSample]] = {}
 
@@ -109,14 +142,18 @@ class Flow:
                 contexts, streams = await asyncio.gather(
                     self._figures(ops), self._streams.ask(partial(_streams, ops))
                 )
-                shown = [self._with_streams(ops.settings.contexts[it.name], it, streams) for it in contexts]
+                # NATS has no age of its own on the cards: what is not of now is not known.
+                now = streams.answer if streams is not None and streams.seconds <= _OLD_S else None
+                shown = [self._with_streams(ops.settings.contexts[it.name], it, now) for it in contexts]
                 self._known = (time.monotonic(), shown)
             return self._known[1]
 
     async def _figures(self, ops: Ops) -> Sequence[ContextFigures]:
         for name in ops.settings.contexts:
-            self._contexts.setdefault(name, Patient(ContextFigures(name=name, late=True), self._patience_s))
-        return await asyncio.gather(*(it.ask(partial(_figures, ops, name)) for name, it in self._contexts.items()))
+            self._contexts.setdefault(name, Patient(self._patience_s))
+        asked = self._contexts.items()
+        found = await asyncio.gather(*(it.ask(partial(_figures, ops, name)) for name, it in asked))
+        return [_aged(name, it) for (name, _), it in zip(asked, found, strict=True)]
 
     def _with_streams(self, settings: ContextSettings, found: ContextFigures, streams: Streams) -> ContextFigures:
         if found.outbox is None:
@@ -139,6 +176,13 @@ class Flow:
             line=[it.waiting for it in seen],
             consumes=bool(settings.subscriptions),
         )
+
+
+def _aged(name: str, found: Aged[ContextFigures] | None) -> ContextFigures:
+    """The figures of a context with their age."""
+    if found is None:
+        return ContextFigures(name=name, late=True)
+    return replace(found.answer, at=found.at, silent=found.seconds if found.seconds > _OLD_S else None)
 
 
 def rate(seen: Sequence[FlowSample], name: str) -> float | None:

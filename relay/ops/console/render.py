@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -117,6 +118,7 @@ def page(request: Request, template: str | Sequence[str], status: int = 200, **v
         "contexts": list(app.state.ops.settings.contexts) if app else [],
         "theme": theme if theme in _THEMES else None,
         "context": None,
+        "now": datetime.now(UTC),
     }
     found = _environment().select_template([template] if isinstance(template, str) else template)
     return MadeApart(lambda: found.render(common | values).encode(), status, _HEADERS, "text/html")

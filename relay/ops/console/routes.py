@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import RedirectResponse, Response
 
 from relay.bus import Nothing
+from relay.domain.alarms import Alarm, AlarmsNow
 from relay.domain.findings import Diagnosis
 from relay.domain.identity import check_id
 from relay.domain.life import UnknownId
+from relay.ops.alarms.watch import ReadAlarms
 from relay.ops.api.access import Reading
 from relay.ops.api.common import Asked, Ops
 from relay.ops.console import archive, context_pages, lists, replays, row_actions, system
 from relay.ops.console.life_picture import draw, entries
-from relay.ops.console.overview import Flow
+from relay.ops.console.overview import PATIENCE_S, Flow, Patient
 from relay.ops.console.render import Static, page
 from relay.ops.queries import Diagnose, Explain
 
@@ -46,7 +50,25 @@ _PLACES: Final = {
 async def overview(request: Request, ops: Asked, _: Reading) -> Response:
     """Show what waits where in each context."""
     flow: Flow = request.app.state.flow
-    return page(request, "overview.html", found=await flow.look(ops))
+    found, alarms = await asyncio.gather(flow.look(ops), _alarms(request, ops))
+    return page(request, "overview.html", found=found, **alarms)
+
+
+async def _look(ops: Ops) -> AlarmsNow:
+    return (await ops.queries.ask_async(ReadAlarms())).unwrap()
+
+
+async def _alarms(request: Request, ops: Ops) -> dict[str, Any]:
+    """The alarms that a page shows: ``marked``, of each context, the worst of each station of the overview."""
+    watched: Patient[AlarmsNow] = request.app.state.alarms
+    known = await watched.ask(partial(_look, ops))
+    alarms = None if known is None else known.answer
+    marked: dict[str, dict[str, Alarm]] = {}
+    for it in alarms.firing if alarms else ():
+        if it.rule.station and it.context:
+            marked.setdefault(it.context, {}).setdefault(it.rule.station, it)
+    address = next((it.alerts.runbook for it in ops.settings.contexts.values()), "")
+    return {"alarms": alarms, "marked": marked, "runbook_at": address if address.startswith("http") else ""}
 
 
 @router.get("/doctor")
@@ -62,6 +84,7 @@ async def doctor(request: Request, ops: Asked, _: Reading, part: bool = False) -
         when=when,
         most=_MOST,
         place=lambda it: _place(ops, it.code, it.subject),
+        **({} if part else await _alarms(request, ops)),
     )
 
 
@@ -114,6 +137,7 @@ async def explain(
 def attach(app: FastAPI) -> None:
     """Serve the console at the root of an application. Data that lasts between requests is in its state."""
     app.state.flow, app.state.known = Flow(), _Known()
+    app.state.alarms = Patient(PATIENCE_S)
     app.mount("/static", Static())
     for it in (
         router,

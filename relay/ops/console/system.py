@@ -34,7 +34,15 @@ async def streams(request: Request, ops: Asked, _: Reading) -> Response:
     shown, differences = await asyncio.gather(
         ops.queries.ask_async(ShowStreams()), ops.queries.ask_async(DiffStreams())
     )
-    return page(request, "streams.html", streams=shown.unwrap(), differences=differences.unwrap())
+    settings = ops.settings
+    return page(
+        request,
+        "streams.html",
+        streams=shown.unwrap(),
+        differences=differences.unwrap(),
+        limits={it.name: it.max_bytes for it in settings.streams()},
+        windows={(it.stream, it.durable): it.max_ack_pending for it in settings.consumers()},
+    )
 
 
 @router.get("/fleet")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from relay.domain.alarm_rules import RULES
 from relay.domain.foreign_json import pretty_json
 from relay.domain.reasons import CODES, FAMILIES
+from relay.ops.kinds.model import Kind
 
+#: From which age on a row that waits is late, by its kind: as the rules of alarms.
+_LATE: Final = {
+    "events": RULES["JetrelayOutboxStalled"].over,
+    "inbox": RULES["JetrelayInboxStalled"].over,
+    "tasks": RULES["JetrelayTasksStalled"].over,
+}
+_WAITS: Final = frozenset({"waiting", "failing", "pending", "delivered"})
 #: The colour of a state. The page always shows the word beside the colour.
 _TONES: Final = {
     "good": "published processed completed requeued resolved finished working stored done yes healthy there",
     "busy": "running delivered started waiting pending starting ending",
-    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused",
-    "bad": "dead failed open lost error refused missing dead-letter",
+    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused ticket",
+    "bad": "dead failed open lost error refused missing dead-letter page",
 }
 _TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}
 _MEANINGS: Final = {code.name: code.meaning for code in CODES}
@@ -93,6 +103,15 @@ def brief(text: object) -> str:
     return shown if len(shown) <= _LINE else f"{shown[:_LINE]}…"
 
 
+def late(row: Mapping[str, Any], kind: Kind) -> bool:
+    """Whether a row waits for longer than it should. One that is not due yet is not late."""
+    since, due = row.get(kind.aged), row.get("available_at")
+    if kind.path not in _LATE or row.get("status") not in _WAITS or since is None:
+        return False
+    begins = max(since, due) if due is not None and row.get("status") in ("waiting", "pending") else since
+    return bool((datetime.now(UTC) - begins).total_seconds() > _LATE[kind.path])
+
+
 def gap(seconds: float) -> str:
     """The time between two events: ``40 ms after``; or ``before``, if the clocks of two servers differ."""
     return f"{duration(abs(seconds))} {'after' if seconds >= 0 else 'before'}"
@@ -128,5 +147,5 @@ def pretty(text: str | None) -> str:
 
 def filters() -> dict[str, Any]:
     """The names that templates use for these functions."""
-    functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, brief, gap)
+    functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, brief, gap, late)
     return {it.__name__: it for it in functions}

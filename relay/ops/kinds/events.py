@@ -26,6 +26,7 @@ EVENTS: Final = Kind(
     states=("waiting", "failing", "dead", "published", "discarded"),
     usual=("waiting", "failing", "dead", "published", "discarded"),
     urgent=("dead", "failing"),
+    aged="occurred_at",
     order="seq",
     filters=(
         EVENT_TYPE,

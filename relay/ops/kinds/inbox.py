@@ -29,6 +29,7 @@ MESSAGES: Final = Kind(
     states=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"),
     usual=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"),
     urgent=("waiting", "failing", "running", "parked", "held", "dead"),
+    aged="received_at",
     order="cursor",
     cursor=CURSOR,
     filters=(

@@ -201,7 +201,8 @@ class Kind(Listing):
     ``trouble``, but not in the states ``settled``. ``heading``: the column that a row's page has as its
     heading; else the word and the id. ``body``: the column of the payload, of bytes if it is not ``payload``.
     ``group``, ``grouped``: the column by which rows of these states are counted, beside their reason.
-    ``unknown``: the error for an id that no row has. ``fits``: whether a context may have any.
+    ``aged``: the column that says since when a row waits. ``unknown``: the error for an id that no row has.
+    ``fits``: whether a context may have any.
     """
 
     whole: str
@@ -227,6 +228,7 @@ class Kind(Listing):
     body: str = "payload"
     group: str = ""
     grouped: Sequence[str] = ()
+    aged: str = ""
     fits: Callable[[ContextSettings], bool] = lambda _: True
 
     @property

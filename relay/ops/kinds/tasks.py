@@ -27,6 +27,7 @@ TASKS: Final = Kind(
     states=("pending", "delivered", "running", "completed", "failed", "cancelled"),
     usual=("pending", "delivered", "running", "completed", "failed", "cancelled"),
     urgent=("pending", "delivered", "running", "failed"),
+    aged="created_at",
     order="seq",
     filters=(
         Filter(name="type", label="Type", meaning="Only this type"),
