@@ -81,16 +81,17 @@ class ContextFigures:
 
 @dataclass(frozen=True, slots=True)
 class Aged(Generic[Answer]):
-    """An answer, and when it was asked for: by the clock that all see, and by the monotonic one."""
+    """An answer, and when it was asked for: by the clock that all see, and by the monotonic ``clock``."""
 
     answer: Answer
     at: datetime
     begun: float
+    clock: Callable[[], float]
 
     @property
     def seconds(self) -> float:
         """How old it is."""
-        return time.monotonic() - self.begun
+        return self.clock() - self.begun
 
 
 class Patient(Generic[Answer]):
@@ -99,8 +100,8 @@ class Patient(Generic[Answer]):
     An answer that came when nobody waited for it is never given as a new one: it has the age of its question.
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s, self._clock = patience_s, clock
         self._known: Aged[Answer] | None = None
         self._asking: tuple[asyncio.Task[Answer], datetime, float] | None = None
 
@@ -111,7 +112,7 @@ class Patient(Generic[Answer]):
         if self._known is not None and self._known.seconds <= _FRESH_S:
             return self._known
         if self._asking is None:
-            self._asking = asyncio.create_task(question()), datetime.now(UTC), time.monotonic()
+            self._asking = asyncio.create_task(question()), datetime.now(UTC), self._clock()
         done, _ = await asyncio.wait([self._asking[0]], timeout=self._patience_s)
         if done and self._asking is not None:
             self._take()
@@ -121,7 +122,7 @@ class Patient(Generic[Answer]):
         """Keep the answer that is there."""
         assert self._asking is not None
         (task, at, begun), self._asking = self._asking, None
-        self._known = Aged(task.result(), at, begun)
+        self._known = Aged(task.result(), at, begun, self._clock)
 
 
 class Flow:
