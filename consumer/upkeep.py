@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Final
 
 from consumer import wiring
+from consumer.circuit import enqueue_waiting
 from consumer.routines import Routine, RoutineSlots, RunRoutines
 from relay import jobs
 from relay.adapters.postgres.replays import PostgresReplays
@@ -91,12 +92,19 @@ async def begin(context: str, unfinished: Collection[str] | None) -> RunRoutines
 async def tend_circuits(
     context: str, subscriptions: Iterable[str], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Look after the circuits of subscriptions whose handlers are away, until the next run of this."""
-    circuits = {name: it for name in subscriptions if (it := wiring.circuit(context, name)) is not None}
-    for _ in range(_LOOKS if circuits else 0):
-        found = [it for it in await wiring.circuits(context).open_ones() if it.subscription in circuits]
+    """Look after the circuits of subscriptions whose handlers are away, until the next run of this.
+
+    What has waited for the end of a pause goes on, too.
+    """
+    known = application.context(context).settings.subscriptions
+    names = [it for it in subscriptions if it in known]
+    for _ in range(_LOOKS if names else 0):
+        found = [it for it in await wiring.circuits(context).open_ones() if it.subscription in names]
         for each in found:
-            await circuits[each.subscription].tend(each)
+            if each.resumed:
+                await resume(context, each.subscription)
+            elif (circuit := wiring.circuit(context, each.subscription)) is not None:
+                await circuit.tend(each)
         if not found or application.stopping:
             return
         await sleep(_LOOK_S)
@@ -111,6 +119,13 @@ async def replay_messages(context: str, sleep: Callable[[float], Awaitable[None]
             return
         work = replace(wiring.replay(context, found.subscription), sleep=sleep)
         await work.run(found, lambda: not application.stopping)
+
+
+async def resume(context: str, subscription: str) -> None:
+    """Enqueue what has waited for the end of a pause. It is noted only then: a crash repeats this."""
+    inbox, enqueue = application.inbox(context, subscription), wiring.enqueue(context, subscription)
+    await enqueue_waiting(inbox, subscription, enqueue)
+    await wiring.circuits(context).released(subscription)
 
 
 async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:

@@ -29,6 +29,7 @@ from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamRead
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.circuits import PostgresCircuits
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.adapters.postgres.limited_inbox import LimitedInbox
 from relay.adapters.postgres.replays import PostgresReplays, PublishedEvents
 from relay.bootstrap import cold_store
 from relay.commands.coldrows import ColdRows, archived_subject
@@ -147,6 +148,11 @@ def _rows(context: str, subscription: str) -> MessageRows:
         next_of_key=_next_of_key(context, subscription),
         circuit=circuit(context, subscription),
         window=window(context, subscription),
+        controls=application.context(context).controls,
+        limited=LimitedInbox(
+            application.context(context).pool, application.inbox(context, subscription), subscription
+        ),
+        enqueue=enqueue(context, subscription),
     )
     waiting = partial(waiting_messages, runtime, context, subscription)
     rows.ahead = ahead = ahead_on_loop(rows, application.inbox(context, subscription), waiting)
@@ -291,6 +297,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         order=application.order(context, subscription),
         numbers=numbers(context, subscription),
         window=window(context, subscription),
+        controls=application.context(context).controls.now,
     )
 
 

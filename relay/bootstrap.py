@@ -26,6 +26,7 @@ from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.budget import Budgets
+from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.fitting import FIT_TIMES, FitConnections, FitTimes
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
@@ -81,6 +82,7 @@ class Context:
     schedule: PostgresSchedule
     backlogs: PostgresBacklogReader
     movements: PostgresMovements
+    controls: KnownControls
 
 
 class Facts:
@@ -306,6 +308,7 @@ class Application:
             system_actor=settings.system_actor,
             dead_head_blocks=settings.publish.dead_head == "block",
         )
+        controls = KnownControls(pool.connection)
         incidents = PostgresIncidents(pool.connection)
         record = RecordIncidents(name, incidents, self.facts)
         dead_letters = RouteToDeadLetter(
@@ -323,7 +326,7 @@ class Application:
             pool=pool,
             inbox=PostgresInboxAdapter(pool),
             wakeup=wakeup,
-            publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
+            publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches, controls.now),
             dead_letters=dead_letters,
             incidents=incidents,
             record_incidents=record,
@@ -335,6 +338,7 @@ class Application:
                 bound=self.settings.health.stalled_after,
                 dead_head_blocks=settings.publish.dead_head == "block",
             ),
+            controls=controls,
         )
 
 

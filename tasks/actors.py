@@ -124,6 +124,7 @@ def _rows(context: str) -> TaskRows:
         facts=application.facts,
         size=_MAX_CALLS,
         error_text=application.context(context).settings.error_detail == "text",
+        controls=application.context(context).controls,
     )
 
 
@@ -195,7 +196,13 @@ def _deliver(context: str) -> DeliverTasks:
         return free if free >= window / 2 else 0
 
     return DeliverTasks(
-        context, _tasks(context), capacity, partial(_put, context), application.facts, registry.queues
+        context,
+        _tasks(context),
+        capacity,
+        partial(_put, context),
+        application.facts,
+        registry.queues,
+        application.context(context).controls.now,
     )
 
 

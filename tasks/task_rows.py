@@ -13,9 +13,11 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
+from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.tasks import (
     PostgresTasks,
+    TaskLimits,
     claim_command,
     fail_command,
     give_back_command,
@@ -23,6 +25,7 @@ from relay.adapters.postgres.tasks import (
 )
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
+from relay.domain.controls import UNCONTROLLED, Limit, What, put_off
 from relay.domain.disclosure import validation
 from relay.domain.errors import Outage
 from relay.domain.facts import (
@@ -40,7 +43,7 @@ from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide, unanswered
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later
-from relay.domain.tasks import BackgroundTask, ClaimedTask, PutOff, TaskRef
+from relay.domain.tasks import DEFAULT_QUEUE, BackgroundTask, ClaimedTask, PutOff, TaskRef
 from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, Function, PreparedCall, answered
 from relay.execution.rows import Decided, Terms, Unclaimed
@@ -77,7 +80,8 @@ class TaskRows:
 
     ``size``: how many of a queue run at once on the event loop. ``error_text``: whether to keep the full text of
     exceptions, which may show payload. ``lease``: a claim outlives a dead worker by at most this time; a live
-    worker renews it during a call. ``correction_limit``: how long a correction may take.
+    worker renews it during a call. ``correction_limit``: how long a correction may take. ``controls``: what
+    operators have paused and limited.
     """
 
     context: str
@@ -90,6 +94,7 @@ class TaskRows:
     error_text: bool = False
     lease: timedelta = LEASE
     correction_limit: timedelta = TIME_LIMIT
+    controls: KnownControls | None = None
     _calls: dict[str, Calls] = field(init=False, default_factory=dict)
     _corrections: Calls = field(init=False, default_factory=lambda: Calls(_MAX_CORRECTIONS))
 
@@ -98,23 +103,37 @@ class TaskRows:
     # --- on the event loop ---
 
     async def claim(self, key: TaskKey) -> ClaimedTask | Unclaimed[timedelta] | None:
-        """Claim a task, unless its type is unknown or a limit does not let it start."""
+        """Claim a task, unless its type is unknown or paused, or a limit does not let it start."""
         handler = self.registry.find(key.type)
+        controls = UNCONTROLLED if self.controls is None else self.controls.look() or await self.controls.now()
+        queue = DEFAULT_QUEUE if handler is None else handler.queue
+        if (pause := controls.task(key.type, queue)) is not None:
+            # No job is left behind: whoever resumes it, or the sweep after the end, brings it back.
+            await self.tasks.put_off(key.id, PutOff(put_off(pause), "resume"))
+            return None
         if handler is None:
             await self.tasks.put_off(key.id, _UNHANDLED)
             self.facts(TaskUnhandled(context=self.context, task_id=key.id, task_type=key.type))
             return Unclaimed(Later.of(_UNHANDLED.delay, f"waits for {_UNHANDLED.waits_for}"))
-        started = await self._start(key.id, handler)
+        started = await self._start(key.id, handler, controls.limit(What.TASK_TYPE, key.type))
         if not isinstance(started, PutOff):
             return started
         about: dict[str, Any] = {"context": self.context, "task_id": key.id, "task_type": key.type}
         self.facts(TaskPutOff(**about, waits_for=started.waits_for, delay_seconds=started.delay.total_seconds()))
         return Unclaimed(Later.of(started.delay, f"waits for {started.waits_for}"))
 
-    async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
-        """Claim the task; wait here if its slot of the rate limit is near."""
+    async def _start(self, id: UUID, handler: TaskHandler, limit: Limit) -> ClaimedTask | PutOff | None:
+        """Claim the task; wait here if its slot of the rate limit is near. ``limit``: of an operator."""
+        own = handler.limits
+        limits = own
+        if limit:
+            limits = TaskLimits(
+                own.concurrency if limit.concurrency is None else limit.concurrency,
+                own.interval if limit.interval is None else limit.interval,
+                limit.until,
+            )
         while True:
-            started = await self.tasks.claim(id, handler.type, self.lease, handler.limits)
+            started = await self.tasks.claim(id, handler.type, self.lease, limits)
             if not isinstance(started, PutOff) or started.waits_for != "turn" or started.delay > _SOON:
                 return started
             await asyncio.sleep(started.delay.total_seconds())
@@ -212,6 +231,11 @@ class TaskRows:
         handler = self.registry.find(key.type)
         if handler is None or not in_thread(handler):
             return None
+        if self.controls is not None:
+            # The loop claims what is paused or limited at run time, and whatever comes while that is not known.
+            known = self.controls.look()
+            if known is None or known.task(key.type, handler.queue) or known.limit(What.TASK_TYPE, key.type):
+                return None
         return Terms(
             handler.time_limit.total_seconds(),
             writes=handler.function.signature.in_transaction,

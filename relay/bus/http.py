@@ -25,6 +25,7 @@ from starlette.responses import Response
 from relay.bus.errors import InvalidCommand, InvalidQuery, NothingFound, QueryFailed
 from relay.bus.result import Failed, Nothing, Ok, Some
 from relay.domain.archive import ArchiveBusy, ArchiveConflict, ArchiveOff
+from relay.domain.controls import UnknownControl
 from relay.domain.errors import (
     AlreadyProcessed,
     DomainError,
@@ -59,7 +60,7 @@ _log = logging.getLogger("relay")
 
 _STATUSES: Final[tuple[tuple[int, tuple[type[RelayError], ...]], ...]] = (
     (404, (NothingFound, UnknownContext, UnknownId, UnknownIncident, UnknownJob, UnknownMessage, UnknownTask)),
-    (404, (ArchiveOff, UnknownQueue, UnknownReplay)),
+    (404, (ArchiveOff, UnknownQueue, UnknownReplay, UnknownControl)),
     (422, (DomainError, InvalidCommand, InvalidQuery, InvalidRequest, InvalidEvent, InvalidTask, InvalidSchedule)),
     (409, (AlreadyProcessed, DuplicateMessage, IncidentClosed, TooMany, UnreadableMessage, WriteConflict)),
     (409, (NotParked, NotPublishable, NotReplayable, NotRequeueable, NotCancellable, NotRetryable)),

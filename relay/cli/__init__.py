@@ -26,7 +26,21 @@ _COMMANDS: Final = (
     *("ops",),
 )
 _GROUPS: Final = (
-    *("db", "streams", "fleet", "handler", "dlq", "outbox", "inbox", "parked", "schedule", "tasks", "queues"),
+    *(
+        "db",
+        "streams",
+        "fleet",
+        "handler",
+        "dlq",
+        "outbox",
+        "inbox",
+        "parked",
+        "schedule",
+        "tasks",
+        "subscriptions",
+        "controls",
+        "queues",
+    ),
     *("archive", "audit", "schema"),
 )
 #: Errors of writing to a file or pipe that the shell has opened. We expect no other error without a path.

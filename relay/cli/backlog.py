@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -12,7 +13,8 @@ from rich.table import Table
 from relay.cli.options import ContextOption, JsonOption, query_context, visiting_contexts
 from relay.cli.tables import plain
 from relay.domain.backlogs import InboxBacklog, OutboxBacklog
-from relay.ops.requests import Backlog, ReadBacklog
+from relay.domain.controls import Control
+from relay.ops.requests import Backlog, ListControls, ReadBacklog
 from relay.settings import ContextSettings
 
 
@@ -20,15 +22,24 @@ def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
     """Show how many events are not published and messages not processed, since when, and in which state.
 
     Numbers above 20,000 are estimates of the database, marked with ~. Below the table: which outbox is full, and
-    what happens to its producers; which inbox is full.
+    what happens to its producers; which inbox is full; what is paused or limited.
     """
-    with visiting_contexts(context, _ask) as answers:
+    held: dict[str, Sequence[Control]] = {}
+
+    def ask(settings: ContextSettings) -> Backlog:
+        answer, held[settings.name] = asyncio.run(_ask(settings))
+        return answer
+
+    with visiting_contexts(context, ask) as answers:
         if as_json:
-            answers.print_json(_plain(name, found) for name, found in answers.items())
+            answers.print_json(_plain(name, found, held[name]) for name, found in answers.items())
             return
         if answers:
             console = Console()
             console.print(_table(answers))
+            for name, controls in held.items():
+                for control in controls:
+                    console.print(f"{name}: {control}")
             for _, _, brake, full in answers.values():
                 if brake.braking:
                     console.print(f"{brake} (since {plain(brake.since)})")
@@ -38,15 +49,17 @@ def backlog(context: ContextOption = None, as_json: JsonOption = False) -> None:
             print(answers.unread())
 
 
-def _ask(settings: ContextSettings) -> Backlog:
-    return asyncio.run(query_context(settings, ReadBacklog(context=settings.name)))
+async def _ask(settings: ContextSettings) -> tuple[Backlog, Sequence[Control]]:
+    backlog = await query_context(settings, ReadBacklog(context=settings.name))
+    return backlog, await query_context(settings, ListControls(context=settings.name))
 
 
-def _plain(name: str, found: Backlog) -> dict[str, object]:
+def _plain(name: str, found: Backlog, controls: Sequence[Control]) -> dict[str, object]:
     outbox, inbox, brake, full = found
     brakes = asdict(brake) if brake.braking else None
     inboxes = [asdict(it) for it in full]
-    return {"context": name, "outbox": asdict(outbox), "inbox": asdict(inbox), "brake": brakes, "full": inboxes}
+    parts = {"outbox": asdict(outbox), "inbox": asdict(inbox), "brake": brakes, "full": inboxes}
+    return {"context": name, **parts, "controls": [it.row() for it in controls]}
 
 
 def _table(answers: dict[str, Backlog]) -> Table:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from relay.domain.backpressure import RELEASE
+from relay.domain.controls import Act, Control, What
 from relay.domain.standstill import Movement
 
 #: Up to so many rows are counted. A larger number is an estimate of PostgreSQL, and at least this.
@@ -169,13 +170,21 @@ class FleetSessions:
         return f"the fleet holds {self.held} of {self.room} sessions, its share is {self.share}"
 
 
+@dataclass(frozen=True, slots=True)
+class PausedSubscription:
+    """A subscription that an operator has paused."""
+
+    subscription: str
+    paused: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlogs:
     """Everything that waits in a context, and how much its outbox holds.
 
     ``held``: about how many events the outbox holds, published ones too, by the server's statistics. ``overdue``:
     how late publishing is, the seconds since the earliest overdue event was due; 0 if none is overdue.
-    ``standing``: the parts that stand still.
+    ``standing``: the parts that stand still. ``controls``: what is paused or limited.
     """
 
     outbox: OutboxBacklog
@@ -189,3 +198,27 @@ class Backlogs:
     away: Sequence[AwayHandler] = ()
     standing: Sequence[Movement] = ()
     sessions: FleetSessions = FleetSessions()
+    controls: Sequence[Control] = ()
+
+    def _paused(self, what: What | None = None) -> Sequence[Control]:
+        return [it for it in self.controls if it.act is Act.PAUSE and what in (None, it.what)]
+
+    @property
+    def paused(self) -> int:
+        """How much is paused."""
+        return len(self._paused())
+
+    @property
+    def publishing_paused(self) -> int:
+        """1 while publishing is paused as a whole, else 0."""
+        return len(self._paused(What.PUBLISHING))
+
+    @property
+    def task_queues_paused(self) -> int:
+        """How many queues of tasks are paused."""
+        return len(self._paused(What.TASK_QUEUE))
+
+    @property
+    def paused_subscriptions(self) -> Sequence[PausedSubscription]:
+        """The subscriptions that are paused."""
+        return [PausedSubscription(it.name) for it in self._paused(What.SUBSCRIPTION)]

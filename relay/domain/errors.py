@@ -14,6 +14,7 @@
     │   └── InvalidTimestamp    INVALID_TIMESTAMP
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE beside it)
+    ├── UnknownControl          UNKNOWN_CONTROL      (relay.domain.controls)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB,
     │                                                 NOT_PAUSABLE beside it)
     ├── ArchiveError            ARCHIVE_ERROR        (relay.domain.archive, with ARCHIVE_OFF, ARCHIVE_BUSY,

@@ -195,7 +195,16 @@ class NotSent:
     """Not sent: an earlier event of its key was not acknowledged, or the claim's time was over."""
 
 
-PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream | NotSent
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Not sent: an operator has paused its type. Look again after ``delay``. It holds back its key meanwhile."""
+
+    delay: timedelta
+
+
+PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream | NotSent | Paused
+#: Why an event of a paused type was not sent, in its row. Statements look for the word before the colon.
+EVENTS_PAUSED: Final = "EVENTS_PAUSED: events of this type are paused (relay outbox resume --type)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +215,7 @@ class GiveUp:
 
 
 def after_publish_failure(
-    outcome: OutcomeUnknown | RowRejected | NoStream | NotSent,
+    outcome: OutcomeUnknown | RowRejected | NoStream | NotSent | Paused,
     attempts: int,
     policy: RetryPolicy,
     chance: float,
@@ -220,6 +229,8 @@ def after_publish_failure(
     match outcome:
         case OutcomeUnknown() | NotSent():
             return None
+        case Paused(wait):
+            return Retry(wait, EVENTS_PAUSED, counts=False)
         case NoStream(error, sure=False):
             return Retry(policy.backoff.delay(1, chance), error, counts=False)
         case NoStream(error):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, TypeAlias
 
 from relay.adapters.postgres.actions import Actions
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
+from relay.adapters.postgres.controls import PostgresControls
 from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.adapters.postgres.pool import Source
@@ -20,12 +21,14 @@ from relay.adapters.postgres.replays import PostgresReplays
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.bus import CommandBus, QueryBus
 from relay.domain.archive import Manifest
+from relay.domain.controls import LONGEST, Act, Control, Limit, UnknownControl, What, check_name
 from relay.domain.errors import InvalidRequest, of_context
 from relay.domain.operators import Outcome
 from relay.domain.schedule import Schedule, UnknownJob
 from relay.ops import requests
 from relay.ops.kinds import KINDS
-from relay.settings import ContextSettings
+from relay.settings import ContextSettings, SubscriptionSettings
+from relay.settings.urls import hide_url
 
 #: Lends the database of a context. Raises DatabaseUnreachable.
 Sources: TypeAlias = Callable[[ContextSettings], AbstractAsyncContextManager[Source]]
@@ -62,6 +65,8 @@ class RowHandlers:
         bus.handles(requests.ListParked)(self._parked)
         bus.handles(requests.ListTaskQueues)(self._task_queues)
         bus.handles(requests.ReadSchedule)(self._schedule)
+        bus.handles(requests.ListControls)(self._controls)
+        bus.handles(requests.ListSubscriptions)(self._subscriptions)
         bus.handles(requests.ListBatches)(self._batches)
         bus.handles(requests.ReadAudit)(self._audit)
         bus.handles(requests.ListReplays)(self._replays)
@@ -77,6 +82,10 @@ class RowHandlers:
         bus.handles(requests.StopReplay)(self._stop_replay)
         bus.handles(requests.PauseJob)(self._pause)
         bus.handles(requests.ResumeJob)(self._pause)
+        bus.handles(requests.PauseControl)(self._hold)
+        bus.handles(requests.ResumeControl)(self._resume)
+        bus.handles(requests.LimitControl)(self._limit)
+        bus.handles(requests.RestoreLimit)(self._restore)
         return bus
 
     async def _backlog(self, query: requests.ReadBacklog) -> requests.Backlog:
@@ -132,6 +141,63 @@ class RowHandlers:
             schedule = PostgresSchedule(source)
             if not await schedule.pause(command.name, command.by, pause=isinstance(command, requests.PauseJob)):
                 raise await _unknown(schedule, command.name)
+
+    async def _controls(self, query: requests.ListControls) -> Sequence[Control]:
+        async with self._lend(query.context) as source:
+            return await PostgresControls(source).in_force()
+
+    async def _subscriptions(self, query: requests.ListSubscriptions) -> Sequence[Row]:
+        if query.name is not None:
+            self._check(query.context, What.SUBSCRIPTION, query.name)
+        known = of_context(self._contexts, query.context).subscriptions
+        async with self._lend(query.context) as source:
+            found = {
+                (it.name, it.act): it
+                for it in await PostgresControls(source).in_force()
+                if it.what is What.SUBSCRIPTION
+            }
+        names = known if query.name is None else [query.name]
+        return [
+            _subscription(name, known[name], found.get((name, Act.PAUSE)), found.get((name, Act.LIMIT)))
+            for name in names
+        ]
+
+    async def _hold(self, command: requests.PauseControl) -> Control:
+        self._check(command.context, command.what, command.name)
+        async with self._lend(command.context) as source:
+            end = _end(command.lasting, command.until)
+            return await PostgresControls(source).pause(command.what, command.name, end, command.by)
+
+    async def _resume(self, command: requests.ResumeControl) -> bool:
+        """A subscription that the configuration names no more can be resumed, too."""
+        check_name(command.what, command.name)
+        async with self._lend(command.context) as source:
+            return await PostgresControls(source).resume(command.what, command.name, command.by)
+
+    async def _limit(self, command: requests.LimitControl) -> Limit:
+        self._check(command.context, command.what, command.name)
+        async with self._lend(command.context) as source:
+            end = _end(command.lasting, command.until)
+            controls = PostgresControls(source)
+            return await controls.limit(command.what, command.name, command.limit, end, command.by)
+
+    async def _restore(self, command: requests.RestoreLimit) -> Limit:
+        check_name(command.what, command.name)
+        async with self._lend(command.context) as source:
+            before = await PostgresControls(source).restore(command.what, command.name, command.by)
+        if before is None:
+            raise UnknownControl(
+                f"{command.name[:80]!r} was never limited", field="name", hint="relay controls list"
+            )
+        return before
+
+    def _check(self, context: str, what: What, name: str) -> None:
+        """Raise InvalidRequest for a bad name, and UnknownControl for a subscription that there is not."""
+        check_name(what, name)
+        known = of_context(self._contexts, context).subscriptions
+        if what is What.SUBSCRIPTION and name not in known:
+            hint = f"there are: {', '.join([*known][:_NAMED]) or 'none'}"
+            raise UnknownControl(f"no subscription is called {name[:80]!r}", field="name", hint=hint)
 
     async def _batches(self, query: requests.ListBatches) -> Sequence[Manifest]:
         async with self._lend(query.context) as source:
@@ -193,6 +259,38 @@ class RowHandlers:
 async def _unknown(schedule: PostgresSchedule, name: str) -> UnknownJob:
     known = ", ".join(job.name for job in (await schedule.schedule(_NAMED)).jobs) or "none"
     return UnknownJob(f"no job is called {name[:200]!r}", field="name", hint=f"scheduled: {known}")
+
+
+def _subscription(name: str, it: SubscriptionSettings, pause: Control | None, limit: Control | None) -> Row:
+    control = pause or limit
+    return {
+        "name": name,
+        "state": "paused" if pause else "limited" if limit else "runs",
+        "until": None if control is None else control.until,
+        "by": None if control is None else control.by,
+        "since": None if control is None else control.since,
+        "reason": None if control is None else control.reason,
+        "limit": None if limit is None else str(limit.limit),
+        "handler": hide_url(it.handler),
+        "stream": it.stream,
+        "durable": it.durable,
+        "filter_subject": it.filter_subject,
+        "settle": it.settle,
+        "order": it.order,
+        "max_ack_pending": it.max_ack_pending,
+        "max_attempts": it.max_attempts,
+    }
+
+
+def _end(lasting: timedelta | None, until: datetime | None) -> datetime | None:
+    """When a control ends. Raises InvalidRequest."""
+    if lasting is None:
+        return until
+    if until is not None:
+        raise InvalidRequest("say how long, or until when, not both", field="until")
+    if not timedelta() < lasting <= LONGEST:
+        raise InvalidRequest(f"must be more than nothing and at most {LONGEST.days} days", field="for")
+    return datetime.now(UTC) + lasting
 
 
 async def _ids(store: Any, command: requests.ActOnRows) -> list[Any]:

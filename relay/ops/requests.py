@@ -9,7 +9,7 @@ answer says: done, or why not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import IO, Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
@@ -18,6 +18,7 @@ from relay.adapters.postgres.paging import Page, Row
 from relay.bus import Command, Query
 from relay.domain.archive import Manifest
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
+from relay.domain.controls import Control, Limit, What
 from relay.domain.operators import Operator, Outcome
 from relay.domain.schedule import Schedule
 
@@ -199,6 +200,69 @@ class ResumeJob(Command[None]):
     """Let a cron job go on. One run makes up for missed ones, unless the last is longer ago than its grace."""
 
     context: str
+    name: str
+    by: Operator
+
+
+class ListControls(Query[Sequence[Control]]):
+    """What is paused or limited in a context now."""
+
+    context: str
+
+
+class ListSubscriptions(Query[Sequence[Row]]):
+    """The subscriptions of a context: their settings, and what is paused or limited. ``name``: only this one.
+
+    Raises UnknownControl.
+    """
+
+    context: str
+    name: str | None = None
+
+
+class PauseControl(Command[Control]):
+    """Pause something until ``until``, or for ``lasting``, or until it is resumed.
+
+    Raises UnknownControl and InvalidRequest.
+    """
+
+    context: str
+    what: What
+    name: str = ""
+    lasting: timedelta | None = None
+    until: datetime | None = None
+    by: Operator
+
+
+class ResumeControl(Command[bool]):
+    """Let something go on; the answer says whether it was paused."""
+
+    context: str
+    what: What
+    name: str = ""
+    by: Operator
+
+
+class LimitControl(Command[Limit]):
+    """Limit something, or lift its limit; the answer is the limit before.
+
+    Raises UnknownControl and InvalidRequest.
+    """
+
+    context: str
+    what: What
+    name: str
+    limit: Limit
+    lasting: timedelta | None = None
+    until: datetime | None = None
+    by: Operator
+
+
+class RestoreLimit(Command[Limit]):
+    """Put the limit back that was there before; the answer is that. Raises UnknownControl if there was none."""
+
+    context: str
+    what: What
     name: str
     by: Operator
 

@@ -398,7 +398,8 @@ TASK_OUTBOX_CONSTRAINTS = {
     "task_outbox_pkey": "PRIMARY KEY (id)",
     "chk_task_status": "CHECK ((status = ANY (ARRAY['pending'::text, 'delivered'::text, 'completed'::text,"
     " 'failed'::text, 'cancelled'::text])))",
-    "chk_task_waits_for": "CHECK ((waits_for = ANY (ARRAY['turn'::text, 'room'::text, 'handler'::text])))",
+    "chk_task_waits_for": "CHECK ((waits_for = ANY (ARRAY['turn'::text, 'room'::text, 'handler'::text,"
+    " 'resume'::text])))",
 }
 TASK_RATES: dict[str, Column] = {
     "type": (TEXT, NOT_NULL, None),

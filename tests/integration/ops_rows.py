@@ -43,6 +43,7 @@ class Rows:
             "inbox": number("failing-message"),
             "dead-letters": self.letters[0],
             "tasks": number("task-failed"),
+            "subscriptions": next(iter(self.settings.contexts[self.context].subscriptions)),
         }
         found = {"context": self.context, "queue": jobs.HANDLE_QUEUE, "name": "nightly_report"}
         if "/{id}" in path:
@@ -98,6 +99,16 @@ class Rows:
             ("POST", f"{context}/schedule/{{name}}/run"): [{"note": "a test"}],
             ("POST", f"{context}/schedule/{{name}}/pause"): [{}],
             ("POST", f"{context}/schedule/{{name}}/resume"): [{}],
+            ("POST", f"{context}/controls/pause"): [
+                {"what": "publishing", "for": "1h"},
+                {"what": "event_type", "name": "x"},
+            ],
+            ("POST", f"{context}/controls/resume"): [{"what": "publishing"}],
+            ("POST", f"{context}/controls/limit"): [{"what": "task_type", "name": "mail", "rate": "10/1s"}],
+            ("GET", f"{context}/controls"): [{}],
+            ("POST", f"{context}/controls/restore"): [{"what": "task_type", "name": "mail"}],
+            ("GET", f"{context}/subscriptions"): [{}],
+            ("GET", f"{context}/subscriptions/{{id}}"): [{}],
             ("GET", f"{context}/audit"): [some, {"action": "dlq.requeue"}],
             ("GET", f"{context}/archive"): [{}],
             ("POST", f"{context}/archive/verify"): [{}],

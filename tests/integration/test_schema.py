@@ -155,6 +155,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "archived_events",
         "archived_messages",
         "audit_log",
+        "controls",
         "corrections",
         "dead_letters",
         "handler_circuits",

@@ -27,6 +27,11 @@ PLACES = {
     "schedule run": f"{_CONTEXT}schedule/{{name}}/run",
     "schedule pause": f"{_CONTEXT}schedule/{{name}}/pause",
     "schedule resume": f"{_CONTEXT}schedule/{{name}}/resume",
+    **{
+        f"{group} {verb}": f"{_CONTEXT}controls/{verb}"
+        for group in ("subscriptions", "tasks", "outbox")
+        for verb in ("pause", "resume", "limit", "restore")
+    },
     "queues jobs": "/api/v1/queues/{queue}/jobs",
     "queues requeue": "/api/v1/queues/{queue}/requeue",
     "queues delete": "/api/v1/queues/{queue}/delete",

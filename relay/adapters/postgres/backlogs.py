@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from psycopg.rows import class_row
 
+from relay.adapters.postgres.controls import controls_in
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
@@ -23,6 +24,7 @@ from relay.domain.backlogs import (
     TaskBacklog,
     Waiting,
 )
+from relay.domain.controls import Control
 from relay.domain.identity import Identity
 from relay.domain.lag import DueCount, TablesLag
 
@@ -81,6 +83,11 @@ class PostgresBacklogReader:
         async with self._source() as conn:
             return await _all(conn, "circuits/away", AwayHandler)
 
+    async def controls(self) -> Sequence[Control]:
+        """Return what is paused or limited."""
+        async with self._source() as conn:
+            return await controls_in(conn)
+
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
         """Return what is due, counted up to ``counted``. ``dead_head_blocks``: as the publisher's."""
         async with self._source() as conn:
@@ -108,6 +115,7 @@ class PostgresBacklogReader:
                 parked=await _all(conn, "inbox/parked_backlog", Waiting),
                 brake=await _one(conn, "schedule/brake", Brake),
                 away=await _all(conn, "circuits/away", AwayHandler),
+                controls=await controls_in(conn),
                 sessions=await _one(conn, "server/ours", FleetSessions),
             )
 

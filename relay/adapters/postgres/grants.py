@@ -50,6 +50,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "parked_keys": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "inbox_replays": Rights("SELECT, INSERT, UPDATE"),
     "handler_circuits": Rights("SELECT, INSERT, UPDATE"),
+    "controls": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "relay_wakeup": Rights("SELECT, UPDATE"),
     "dead_letters": Rights("SELECT, INSERT, UPDATE"),
     "alerts": Rights("SELECT, INSERT, UPDATE, DELETE"),

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -32,10 +32,14 @@ _FULL_WAIT: Final = timedelta(seconds=8)
 
 @dataclass(frozen=True, slots=True)
 class TaskLimits:
-    """The limits of a task type. ``interval``: the shortest time between two starts."""
+    """The limits of a task type. ``interval``: the shortest time between two starts.
+
+    ``until``: when the limit of an operator ends; it holds nothing for longer.
+    """
 
     concurrency: int | None = None
     interval: timedelta | None = None
+    until: datetime | None = None
 
     def __bool__(self) -> bool:
         """Whether there is any limit."""
@@ -101,6 +105,9 @@ class PostgresTasks:
                 [(key, waits_for)] = rows
                 held = await self._held(conn, key, limits) or await _slot(conn, task_type, limits, waits_for)
                 if held is not None:
+                    if limits.until is not None:
+                        left = max(timedelta(milliseconds=1), limits.until - datetime.now(UTC))
+                        held = PutOff(min(held.delay, left), held.waits_for)
                     await _put_off(conn, id, held)
                     return held
                 claimed = await _claim(conn, id, lease, since)

@@ -44,6 +44,7 @@ MENU: Final = (
     ("replays", "Replays"),
     ("tasks", "Tasks"),
     ("schedule", "Schedule"),
+    ("controls", "Pauses and limits"),
     ("archive", "Archive"),
     ("audit", "Audit log"),
 )

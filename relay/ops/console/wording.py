@@ -20,9 +20,9 @@ _LATE: Final = {
 _WAITS: Final = frozenset({"waiting", "failing", "pending", "delivered"})
 #: The colour of a state. The page always shows the word beside the colour.
 _TONES: Final = {
-    "good": "published processed completed requeued resolved finished working stored done yes healthy there",
+    "good": "published processed completed requeued resolved finished working stored done yes healthy there runs",
     "busy": "running delivered started waiting pending starting ending",
-    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused ticket",
+    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused limited ticket",
     "bad": "dead failed open lost error refused missing dead-letter page",
 }
 _TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}

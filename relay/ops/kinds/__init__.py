@@ -8,7 +8,7 @@ from relay.ops.kinds.dead_letters import DEAD_LETTERS
 from relay.ops.kinds.events import EVENTS
 from relay.ops.kinds.inbox import MESSAGES
 from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind, Listing
-from relay.ops.kinds.others import ARCHIVED, AUDIT, DEAD_JOBS, JOBS, OTHERS, PARKED, REPLAYS
+from relay.ops.kinds.others import ARCHIVED, AUDIT, CONTROLS, DEAD_JOBS, JOBS, OTHERS, PARKED, REPLAYS
 from relay.ops.kinds.tasks import TASKS
 
 #: By the path that addresses have.
@@ -17,6 +17,7 @@ KINDS: Final = {kind.path: kind for kind in (EVENTS, MESSAGES, DEAD_LETTERS, TAS
 __all__ = [
     "ARCHIVED",
     "AUDIT",
+    "CONTROLS",
     "DEAD_JOBS",
     "DEAD_LETTERS",
     "EVENTS",

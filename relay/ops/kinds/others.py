@@ -119,6 +119,62 @@ REPLAYS: Final = Listing(
         ),
     ),
 )
+#: Pauses and limits at run time. Every action is repeatable, and has one that takes it back.
+CONTROLS: Final = Listing(
+    path="controls",
+    command="controls",
+    title="Pauses and limits",
+    one="pause or limit",
+    many="pauses and limits",
+    listing="List what is paused or limited now: until when, by whom, and why.",
+    columns=(
+        Column(name="what", label="What"),
+        Column(name="name", label="Name"),
+        Column(name="act", label="Act"),
+        Column(name="limit", label="Limit"),
+        Column(name="former", label="Limit before"),
+        Column(name="until", label="Until", show="time"),
+        Column(name="since", label="Since", show="time"),
+        Column(name="by", label="By"),
+        Column(name="reason", label="Why", show="reason"),
+    ),
+    table=("what", "name", "act", "limit", "until", "by", "since", "former", "reason"),
+    actions=(
+        Action(
+            name="pause",
+            label="Pause",
+            about="Pause a subscription, a type or queue of tasks, a type of events, or all publishing of a "
+            "context: nothing of it begins from now on. What runs ends, nothing is lost, and no attempt is spent.",
+            past="paused",
+            done="It rests.",
+            undo="resume",
+        ),
+        Action(
+            name="resume",
+            label="Resume",
+            about="Let go on what is paused. What has waited begins within seconds, in its order.",
+            past="resumed",
+            done="It goes on.",
+            undo="pause",
+        ),
+        Action(
+            name="limit",
+            label="Limit",
+            about="Limit how much of a subscription or of a type of tasks runs at once, and how much begins in a "
+            "time, in the whole fleet. Without a number the limit is lifted.",
+            past="limited",
+            done="The limit holds.",
+            undo="restore",
+        ),
+        Action(
+            name="restore",
+            label="Undo the limit",
+            about="Put the limit back that was there before the last change.",
+            past="restored",
+            done="The limit before holds again.",
+        ),
+    ),
+)
 #: In the console it has no actions and no page of a row.
 AUDIT: Final = Listing(
     path="audit",
@@ -243,4 +299,4 @@ DEAD_JOBS: Final = Listing(
         ),
     ),
 )
-OTHERS: Final = {it.path: it for it in (PARKED, JOBS, ARCHIVED, DEAD_JOBS)}
+OTHERS: Final = {it.path: it for it in (PARKED, JOBS, CONTROLS, ARCHIVED, DEAD_JOBS)}

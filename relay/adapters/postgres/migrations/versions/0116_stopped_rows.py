@@ -7,7 +7,7 @@ from alembic import op
 from relay.adapters.postgres.migrations.steps import PIN_SCHEMA, do_beforehand, of_file
 
 revision = "0116_stopped_rows"
-down_revision = "0112_narrow_inbox"
+down_revision = "0115_controls"
 branch_labels = None
 depends_on = None
 

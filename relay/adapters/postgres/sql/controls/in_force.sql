@@ -1,0 +1,5 @@
+-- The pauses and limits in force, by the database's clock. A few rows at most.
+SELECT what, name, act, until, concurrency, "interval", former_concurrency, former_interval, reason, by, since
+FROM controls
+WHERE until IS NULL OR until > clock_timestamp()
+ORDER BY what, name, act

@@ -1,0 +1,31 @@
+"""Limits as operators write them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from relay.domain.controls import Limit, rate_parts
+from relay.domain.errors import InvalidRequest
+from relay.settings.values import parse_duration
+
+
+def read_limit(concurrency: int | None, rate: str | None) -> Limit:
+    """A limit from a number and a rate such as ``100/1m``. Raises InvalidRequest."""
+    if rate is None:
+        return Limit(concurrency=concurrency)
+    count, time = rate_parts(rate)
+    try:
+        interval = parse_duration(time) / count
+    except ValueError as error:
+        raise InvalidRequest(str(error), field="rate", hint="such as 100/1m") from None
+    if interval <= timedelta():
+        raise InvalidRequest("must be longer than 0", field="rate", hint="such as 100/1m")
+    return Limit(concurrency=concurrency, interval=interval)
+
+
+def read_duration(text: str | None, field: str) -> timedelta | None:
+    """A duration. Raises InvalidRequest, which names ``field``."""
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error), field=field) from None
