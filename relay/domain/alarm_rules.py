@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from relay.domain.alarms import Frequency, Given, Grown, Highest, Link, Rule, Share, Silence, Urgency, Zero
+from relay.domain.controls import What
 
 _LATELY: Final = timedelta(minutes=15)
 _MINUTE: Final = timedelta(minutes=1)
@@ -24,7 +25,7 @@ _WAITING: Final = (
         name="JetrelayOutboxStalled",
         group="waiting",
         urgency=_PAGE,
-        measure=Highest("jetrelay_outbox_overdue_seconds", _CONTEXT),
+        measure=Highest("jetrelay_outbox_overdue_seconds", _CONTEXT, "jetrelay_publishing_paused"),
         over=60,
         lasting=_MINUTE,
         says="{context}: an event has waited {value} to be published",
@@ -33,7 +34,7 @@ _WAITING: Final = (
         links=(_rows("Events that wait", "events", "status=waiting&status=failing"),),
         word="late",
         station="outbox",
-        pauses=("context",),
+        pauses=("context", What.PUBLISHING.value),
     ),
     Rule(
         name="JetrelayBacklogStandsStill",
@@ -52,7 +53,7 @@ _WAITING: Final = (
         name="JetrelayInboxStalled",
         group="waiting",
         urgency=_PAGE,
-        measure=Highest("jetrelay_inbox_oldest_age_seconds", _OF_SUBSCRIPTION),
+        measure=Highest("jetrelay_inbox_oldest_age_seconds", _OF_SUBSCRIPTION, "jetrelay_subscription_paused"),
         over=300,
         lasting=_MINUTE,
         says="{context}, {subscription}: a message has waited {value}",
@@ -67,7 +68,7 @@ _WAITING: Final = (
         name="JetrelayTasksStalled",
         group="waiting",
         urgency=_PAGE,
-        measure=Highest("jetrelay_task_outbox_oldest_age_seconds", _CONTEXT),
+        measure=Highest("jetrelay_task_outbox_oldest_age_seconds", _CONTEXT, "jetrelay_task_queues_paused"),
         over=300,
         lasting=_MINUTE,
         says="{context}: a task has been due for {value}",
@@ -76,7 +77,7 @@ _WAITING: Final = (
         links=(_rows("Tasks that wait", "tasks", "status=pending&status=delivered"),),
         word="late",
         station="tasks",
-        pauses=("context",),
+        pauses=("context", What.TASK_QUEUE.value),
     ),
     Rule(
         name="JetrelayBacklogUnknown",

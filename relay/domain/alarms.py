@@ -47,14 +47,17 @@ class Trend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The highest value of a gauge, by ``labels``."""
+    """The highest value of a gauge, by ``labels``. ``unless``: a gauge of what is paused, by the same."""
 
     metric: str
     labels: tuple[str, ...]
+    unless: str = ""
 
     def expression(self, over: float) -> str:
         """Write it for Prometheus."""
-        return f"max by ({', '.join(self.labels)}) ({self.metric}) > {over:g}"
+        by = ", ".join(self.labels)
+        found = f"max by ({by}) ({self.metric}) > {over:g}"
+        return f"{found}\nunless on ({by}) max by ({by}) ({self.unless}) > 0" if self.unless else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,10 @@ AlarmKey: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """What somebody has paused on purpose: the ``kind`` is the name of a label, such as subscription."""
+    """What somebody has paused on purpose: the ``kind`` is the name of a label, such as subscription.
+
+    Publishing and queues of tasks are no labels: any of them keeps the rules of its context quiet that name it.
+    """
 
     context: str
     kind: str
@@ -316,7 +322,7 @@ def judge(
 def _on_purpose(rule: Rule, labels: Mapping[str, str], paused: Collection[Paused]) -> bool:
     """Whether somebody has paused what the rule would complain of."""
     mine = [it for it in paused if it.context == labels.get("context")]
-    return any(it.kind in rule.pauses and labels.get(it.kind) == it.name for it in mine)
+    return any(it.kind in rule.pauses and labels.get(it.kind, it.name) == it.name for it in mine)
 
 
 def trend(before: float, now: float) -> Trend:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from relay.adapters.postgres.controls import controls_in
 from relay.adapters.postgres.pool import Source, query
 from relay.domain.alarms import Paused
+from relay.domain.controls import Act
 
 #: So many rows of each kind are looked at.
 _COUNTED: Final = 2_000
@@ -59,6 +61,8 @@ class PostgresAlarms:
             rows = await query(conn, "alarms/known", counted=self._counted)
         return [KnownCondition(*row) for row in rows]
 
-    async def paused(self) -> Collection[Paused]:
-        """Return what somebody has paused on purpose: its rules do not hold. Nothing can be paused yet."""
-        return ()
+    async def paused(self, context: str) -> Collection[Paused]:
+        """Return what somebody has paused on purpose: its rules do not hold."""
+        async with self._source() as conn:
+            found = await controls_in(conn)
+        return [Paused(context=context, kind=it.what.value, name=it.name) for it in found if it.act is Act.PAUSE]

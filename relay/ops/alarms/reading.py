@@ -93,7 +93,9 @@ class ContextReader:
             *self._failing(await calls.failing()),
             self._leads(await moving.lease()),
         ]
-        return ContextRead(readings=readings, known=self._known(known), paused=[*await more.paused()], still=still)
+        return ContextRead(
+            readings=readings, known=self._known(known), paused=[*await more.paused(self._name)], still=still
+        )
 
     def _of(
         self, rule: str, value: float, since: float | None, more: _Labels | None = None, detail: str = ""

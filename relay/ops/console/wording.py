@@ -22,7 +22,8 @@ _WAITS: Final = frozenset({"waiting", "failing", "pending", "delivered"})
 _TONES: Final = {
     "good": "published processed completed requeued resolved finished working stored done yes healthy there runs",
     "busy": "running delivered started waiting pending starting ending",
-    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused limited ticket",
+    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused limited"
+    " ticket",
     "bad": "dead failed open lost error refused missing dead-letter page",
 }
 _TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}
