@@ -41,8 +41,7 @@ _PLACES: Final = {
     "NO": "/fleet",
     "QUEUE": "/queues",
     "JOB": "schedule",
-    "PAUSED": "controls",
-    "LIMITED": "controls",
+    "CONTROL": "controls",
     "OUTBOX": "events",
     "HANDLER": "dead-letters",
 }

@@ -275,7 +275,10 @@ def controlled(context: str, controls: Sequence[Control]) -> Iterator[Finding]:
         }.get(it.what, f"{it.what.words} {context}.{it.name}")
         name = f" {shlex.quote(it.name)}" if it.name else ""
         verb = f"relay controls {'resume' if pause else 'restore'} {it.what.value}{name} --context {context}"
-        yield warning("PAUSED", subject, str(it), verb) if pause else warning("LIMITED", subject, str(it), verb)
+        if pause:
+            yield warning("CONTROL_PAUSED", subject, str(it), verb)
+        else:
+            yield warning("CONTROL_LIMITED", subject, str(it), verb)
 
 
 def reason(text: str) -> str:
