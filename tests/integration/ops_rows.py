@@ -44,6 +44,7 @@ class Rows:
             "dead-letters": self.letters[0],
             "tasks": number("task-failed"),
             "subscriptions": next(iter(self.settings.contexts[self.context].subscriptions)),
+            "replays": 1,
         }
         found = {"context": self.context, "queue": jobs.HANDLE_QUEUE, "name": "nightly_report"}
         if "/{id}" in path:
@@ -71,11 +72,20 @@ class Rows:
                 {"filter": {"event_type": "order_placed"}, "dry_run": True},
                 {"ids": [str(number("first"))]},
             ],
+            ("POST", f"{context}/events/discard"): [{"ids": [str(number("dead"))], "note": "a test"}],
+            ("POST", f"{context}/events/reopen"): [dry, {"ids": [str(number("dead"))]}],
             ("GET", f"{context}/inbox"): [some, {"thorough": True}],
             ("GET", f"{context}/inbox/groups"): [{"status": "failing"}],
             ("GET", f"{context}/inbox/{{id}}"): [{}, {"payload": True}],
             ("GET", f"{context}/inbox/{{id}}/payload"): [{}],
             ("POST", f"{context}/inbox/retry"): [dry, {"ids": [str(number("failing-message"))]}],
+            ("POST", f"{context}/inbox/hold"): [{"ids": [str(number("failing-message"))], "note": "a test"}],
+            ("POST", f"{context}/inbox/release"): [dry, {"ids": [str(number("failing-message"))]}],
+            ("POST", f"{context}/inbox/discard"): [{"ids": [str(number("failing-message"))], "note": "a test"}],
+            ("POST", f"{context}/inbox/reopen"): [dry, {"ids": [str(number("failing-message"))]}],
+            ("POST", f"{context}/replays"): [{"subscription": "billing", "handled": "skip"}],
+            ("GET", f"{context}/replays"): [{}],
+            ("POST", f"{context}/replays/{{id}}/stop"): [{}],
             ("GET", f"{context}/dead-letters"): [some, {"thorough": True, "class": "poison"}],
             ("GET", f"{context}/dead-letters/groups"): [{}],
             ("GET", f"{context}/dead-letters/{{id}}"): [{}, {"payload": True}],

@@ -80,7 +80,7 @@ def ways() -> list[str]:
         "/queues",
         "/fleet",
     ]
-    rest = [f"/contexts/land/{name}" for name in ("inbox", "parked", "schedule", "archive", "audit")]
+    rest = [f"/contexts/land/{name}" for name in ("inbox", "parked", "replays", "schedule", "archive", "audit")]
     rest += [f"/contexts/land/archive/{name}" for name in ("verify", "restore", "replay")]
     return [*whole, EVENTS, LETTERS, TASKS, *shown, *rest, "/queues/jobs?queue=relay-publish"]
 

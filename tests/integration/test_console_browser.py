@@ -56,6 +56,7 @@ PAGES = [
     f"/contexts/land/inbox/show?id={number('failing-message')}",
     "/contexts/land/parked",
     "/contexts/land/parked/release?all=1",
+    "/contexts/land/replays",
     "/contexts/land/schedule",
     "/contexts/land/archive",
     "/contexts/land/archive/verify",

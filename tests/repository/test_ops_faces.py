@@ -32,6 +32,9 @@ PLACES = {
         for group in ("subscriptions", "tasks", "outbox")
         for verb in ("pause", "resume", "limit", "restore")
     },
+    "inbox replay": f"{_CONTEXT}replays",
+    "inbox replays": f"{_CONTEXT}replays",
+    "inbox stop-replay": f"{_CONTEXT}replays/{{id}}/stop",
     "queues jobs": "/api/v1/queues/{queue}/jobs",
     "queues requeue": "/api/v1/queues/{queue}/requeue",
     "queues delete": "/api/v1/queues/{queue}/delete",
