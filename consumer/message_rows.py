@@ -37,6 +37,7 @@ from relay.domain.tasks import PutOff
 from relay.execution.calls import PreparedCall
 from relay.execution.prefetch import PrefetchOnLoop, Waiting
 from relay.execution.rows import Decided, Terms, Unclaimed
+from relay.execution.tallies import Tally
 from relay.failpoints import reach
 from relay.ports import (
     ClaimedMessage,
@@ -82,7 +83,7 @@ class MessageRows:
     ordered. ``circuit``: set if an outage of its handler costs no attempts. ``window``: set if messages are
     acknowledged after their handler. ``lease``: a claim outlives a dead worker by at most this time; a live worker
     renews it during a call. ``controls``: what operators have limited; then ``limited`` claims. A pause needs
-    nothing here: the statements that claim know of it.
+    nothing here: the statements that claim know of it. ``tally``: counts for the history.
     """
 
     config: MessageConfig
@@ -95,6 +96,7 @@ class MessageRows:
     circuit: KeepCircuit | None = None
     window: Window | None = None
     ahead: PrefetchOnLoop[UUID, ClaimedMessage] | None = None
+    tally: Tally = field(default_factory=Tally)
     lease: timedelta = LEASE
     controls: KnownControls | None = None
     limited: LimitedInbox | None = None
@@ -217,6 +219,7 @@ class MessageRows:
         about = {"context": config.context, "subscription": config.subscription}
         waited = _waited(claim)
         done = result.verdict in _DONE
+        self.tally.took(seconds)
         traced = _traced(claim, result)
         self.facts(HandlerAnswered(**about, seconds=seconds, traced=traced, waited=waited if done else None))
         reach("after_handler_before_mark")
@@ -278,6 +281,7 @@ class MessageRows:
     async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
         """Do what follows from a recorded failure; returns after how long to try again."""
         await self._made_room(1)
+        self.tally.failed += 1
         if isinstance(verdict, DeadLetter):
             return await self._route(claim, verdict)
         seconds = verdict.delay.total_seconds()

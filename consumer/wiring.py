@@ -38,6 +38,7 @@ from relay.domain import outages
 from relay.domain.circuit import CircuitPolicy
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
+from relay.domain.history import Of
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.topology import advisory_consumer
 from relay.envelopes import reader, writer
@@ -153,6 +154,7 @@ def _rows(context: str, subscription: str) -> MessageRows:
             application.context(context).pool, application.inbox(context, subscription), subscription
         ),
         enqueue=enqueue(context, subscription),
+        tally=application.tallies.of(context, Of.SUBSCRIPTION)[subscription],
     )
     waiting = partial(waiting_messages, runtime, context, subscription)
     rows.ahead = ahead = ahead_on_loop(rows, application.inbox(context, subscription), waiting)

@@ -28,6 +28,7 @@ from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.fitting import FIT_TIMES, FitConnections, FitTimes
+from relay.adapters.postgres.history import PostgresHistory
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -55,6 +56,7 @@ from relay.domain.ordering import LANES
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
 from relay.envelopes import writer
+from relay.execution.tallies import Tallies
 from relay.jobs import Duty
 from relay.ports import ColdStore, JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
@@ -80,6 +82,7 @@ class Context:
     record_incidents: RecordIncidents
     reconcile: ReconcileStream
     schedule: PostgresSchedule
+    history: PostgresHistory
     backlogs: PostgresBacklogReader
     movements: PostgresMovements
     controls: KnownControls
@@ -139,6 +142,8 @@ class Application:
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self.on_quiesce: list[Callable[[], None]] = []
         self._consumers: dict[tuple[str, str], JetStreamConsumer] = {}
+        #: What this process counts for the histories; a worker starts it.
+        self.tallies = Tallies(lambda name: self.context(name).history)
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
 
     async def start(self) -> None:
@@ -332,6 +337,7 @@ class Application:
             record_incidents=record,
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pool.connection),
+            history=PostgresHistory(pool.connection),
             backlogs=PostgresBacklogReader(pool.connection),
             movements=PostgresMovements(
                 pool.connection,

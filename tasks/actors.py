@@ -18,6 +18,7 @@ from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.errors import Outage
+from relay.domain.history import Of
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
 from relay.execution.runners import Completions, RunInThread, RunOnLoop, RunRow
@@ -122,6 +123,7 @@ def _rows(context: str) -> TaskRows:
         transactions=_transactions(context),
         wake=partial(_put, context),
         facts=application.facts,
+        tallies=application.tallies.of(context, Of.TASK),
         size=_MAX_CALLS,
         error_text=application.context(context).settings.error_detail == "text",
         controls=application.context(context).controls,

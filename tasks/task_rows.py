@@ -48,6 +48,7 @@ from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, Function, PreparedCall, answered
 from relay.execution.rows import Decided, Terms, Unclaimed
 from relay.execution.signatures import Inject
+from relay.execution.tallies import ByName
 from relay.failpoints import reach
 from tasks.corrections import TIME_LIMIT, FailedTask
 from tasks.registry import TaskContext, TaskHandler, TaskRegistry
@@ -81,7 +82,7 @@ class TaskRows:
     ``size``: how many of a queue run at once on the event loop. ``error_text``: whether to keep the full text of
     exceptions, which may show payload. ``lease``: a claim outlives a dead worker by at most this time; a live
     worker renews it during a call. ``correction_limit``: how long a correction may take. ``controls``: what
-    operators have paused and limited.
+    operators have paused and limited. ``tallies``: count for the history.
     """
 
     context: str
@@ -95,6 +96,7 @@ class TaskRows:
     lease: timedelta = LEASE
     correction_limit: timedelta = TIME_LIMIT
     controls: KnownControls | None = None
+    tallies: ByName = field(default_factory=ByName)
     _calls: dict[str, Calls] = field(init=False, default_factory=dict)
     _corrections: Calls = field(init=False, default_factory=lambda: Calls(_MAX_CORRECTIONS))
 
@@ -168,6 +170,7 @@ class TaskRows:
 
     def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
         """Report the answer, and apply the type's policy to it."""
+        self.tallies[claim.type].took(seconds)
         traced = _traced(claim, self._handler(claim), result)
         self.facts(TaskAnswered(context=self.context, task_type=claim.type, seconds=seconds, traced=traced))
         reach("after_task_answer")
@@ -188,6 +191,7 @@ class TaskRows:
 
     async def conclude(self, claim: ClaimedTask, verdict: Retry | DeadLetter) -> timedelta | None:
         """Record a failure."""
+        self.tallies[claim.type].failed += 1
         try:
             if isinstance(verdict, DeadLetter):
                 if await self._fail(claim, verdict.reason):

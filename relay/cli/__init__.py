@@ -23,7 +23,7 @@ from relay.domain.errors import MissingExtraError, RelayError
 _CHAOS: Final = "chaos"
 _COMMANDS: Final = (
     *("init", "demo", "dev", _CHAOS, "health", "doctor", "alarms", "explain", "config", "backlog", "reconcile"),
-    *("ops",),
+    *("top", "ops"),
 )
 _GROUPS: Final = (
     *(

@@ -13,6 +13,7 @@ from relay.adapters.postgres.actions import Actions
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.controls import PostgresControls
+from relay.adapters.postgres.history import PostgresHistory
 from relay.adapters.postgres.incidents import PostgresParkedKeys
 from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.adapters.postgres.pool import Source
@@ -23,6 +24,7 @@ from relay.bus import CommandBus, QueryBus
 from relay.domain.archive import Manifest
 from relay.domain.controls import LONGEST, Act, Control, Limit, UnknownControl, What, check_name
 from relay.domain.errors import InvalidRequest, of_context
+from relay.domain.history import SPANS, ContextHistory
 from relay.domain.operators import Outcome
 from relay.domain.schedule import Schedule, UnknownJob
 from relay.ops import requests
@@ -70,6 +72,7 @@ class RowHandlers:
         bus.handles(requests.ListBatches)(self._batches)
         bus.handles(requests.ReadAudit)(self._audit)
         bus.handles(requests.ListReplays)(self._replays)
+        bus.handles(requests.ReadHistory)(self._history)
         return bus
 
     def commands(self) -> CommandBus:
@@ -207,6 +210,11 @@ class RowHandlers:
     async def _audit(self, query: requests.ReadAudit) -> Sequence[Row]:
         async with self._lend(query.context) as source:
             return await Actions(source).find(query.model_dump(exclude={"context"}))
+
+    async def _history(self, query: requests.ReadHistory) -> ContextHistory:
+        async with self._lend(query.context) as source:
+            history = PostgresHistory(source)
+            return await history.read(query.context, SPANS[query.span], query.of, query.name)
 
     async def _find(self, query: requests.FindRows) -> Page[Row]:
         async with self._store(query.kind, query.context) as store:

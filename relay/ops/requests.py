@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import IO, Annotated, Any, Final, TypeAlias
+from typing import IO, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from relay.bus import Command, Query
 from relay.domain.archive import Manifest
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.controls import Control, Limit, What
+from relay.domain.history import ContextHistory, Of
 from relay.domain.operators import Operator, Outcome
 from relay.domain.schedule import Schedule
 
@@ -274,6 +275,18 @@ class ListBatches(Query[Sequence[Manifest]]):
     newest: bool = False
     limit: Part = LISTED + 1
     offset: Skipped = 0
+
+
+class ReadHistory(Query[ContextHistory]):
+    """What a context did over time: all series, or that of one subscription or type of tasks.
+
+    Only one series has the times of each part.
+    """
+
+    context: str
+    span: Literal["1h", "6h", "48h", "90d"] = "1h"
+    of: Of | None = None
+    name: str = ""
 
 
 class ReadAudit(Query[Sequence[Row]]):

@@ -181,6 +181,17 @@ def fill_more(url: str) -> None:
         connection.execute(batch, {"id": number("batch")})
         log = "INSERT INTO audit_log (actor, action, ids, note) VALUES ('ann', 'dlq.requeue', '{1,2}', 'mended')"
         connection.execute(log)
+        recorded = """
+            INSERT INTO history
+                (step, kind, name, at, done, failed, waiting, oldest_seconds, dead, handling, waited)
+            SELECT 'minute', kind, name, date_trunc('minute', now()) - n * interval '1 minute',
+                   60 + n, n % 3, n, n, 2, '{"20": 40, "30": 20, "41": 1}', '{"33": 60}'
+            FROM generate_series(0, 59) AS n,
+                 (VALUES ('outbox', ''), ('subscription', 'billing'), ('task', 'send_a_rather_long_mail'))
+                    AS it (kind, name)
+            WHERE n NOT BETWEEN 20 AND 25
+        """
+        connection.execute(recorded)
 
 
 def bite(url: str) -> dict[str, UUID]:

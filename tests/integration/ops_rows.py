@@ -120,6 +120,7 @@ class Rows:
             ("GET", f"{context}/subscriptions"): [{}],
             ("GET", f"{context}/subscriptions/{{id}}"): [{}],
             ("GET", f"{context}/audit"): [some, {"action": "dlq.requeue"}],
+            ("GET", f"{context}/history"): [{}, {"span": "48h"}, {"of": "outbox"}],
             ("GET", f"{context}/archive"): [{}],
             ("POST", f"{context}/archive/verify"): [{}],
             ("POST", f"{context}/archive/restore"): [dry, {"all": True}],

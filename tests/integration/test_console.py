@@ -81,6 +81,7 @@ def ways() -> list[str]:
         "/fleet",
     ]
     rest = [f"/contexts/land/{name}" for name in ("inbox", "parked", "replays", "schedule", "archive", "audit")]
+    rest += ["/contexts/land/history", "/contexts/land/history?of=subscription&name=billing"]
     rest += [f"/contexts/land/archive/{name}" for name in ("verify", "restore", "replay")]
     return [*whole, EVENTS, LETTERS, TASKS, *shown, *rest, "/queues/jobs?queue=relay-publish"]
 

@@ -62,6 +62,8 @@ PAGES = [
     "/contexts/land/archive/verify",
     "/contexts/land/archive/restore?subject=a..b",
     "/contexts/land/audit",
+    "/contexts/land/history",
+    "/contexts/land/history?of=subscription&name=billing",
     "/streams",
     "/queues",
     "/fleet",

@@ -159,6 +159,8 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "corrections",
         "dead_letters",
         "handler_circuits",
+        "history",
+        "history_tallies",
         "inbox_messages",
         "inbox_replays",
         "inbox_watermarks",

@@ -46,6 +46,7 @@ PLACES = {
     "alarms": "/api/v1/alarms",
     "explain": "/api/v1/explain",
     "backlog": "/api/v1/backlogs",
+    "top": f"{_CONTEXT}history",
 }
 #: Commands that have no route, by what they are.
 ELSEWHERE = {

@@ -25,6 +25,7 @@ from relay.domain.backlogs import (
     Waiting,
 )
 from relay.domain.controls import Control
+from relay.domain.history import Level, Of
 from relay.domain.identity import Identity
 from relay.domain.lag import DueCount, TablesLag
 
@@ -118,6 +119,23 @@ class PostgresBacklogReader:
                 controls=await controls_in(conn),
                 sessions=await _one(conn, "server/ours", FleetSessions),
             )
+
+    async def levels(self) -> Sequence[Level]:
+        """Return what waits in the outbox, in each subscription and of each type of tasks, for the history."""
+        async with self._source() as conn:
+            outbox = await self._table(conn, "outbox", OutboxBacklog)
+            inbox = {it.subscription: it for it in await self._subscriptions(conn)}
+            dead: dict[str, int] = {}
+            for it in await _all(conn, "incidents/open", Waiting):
+                if it.subscription is not None:
+                    dead[it.subscription] = dead.get(it.subscription, 0) + it.count
+            tasks = await query(conn, "tasks/levels", limit=self._counted)
+        found = [Level(Of.OUTBOX, "", outbox.waiting, outbox.waiting_age_seconds or 0.0, outbox.dead)]
+        for name in sorted({*dead, *(it for it in inbox if it is not None)}):
+            waits = inbox.get(name)
+            count, oldest = (0, 0.0) if waits is None else (waits.count, waits.oldest_age_seconds)
+            found.append(Level(Of.SUBSCRIPTION, name, count, oldest, dead.get(name, 0)))
+        return [*found, *(Level(Of.TASK, *row) for row in tasks)]
 
     async def _table(self, conn: Connection, table: str, result: type[Table]) -> Table:
         """Count what is not done in a table. A number beyond the limit is an estimate."""

@@ -67,6 +67,8 @@ TABLES: Final[Mapping[str, Rights]] = {
     "archived_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "archived_events": Rights("SELECT, INSERT, UPDATE"),
     "orphaned_events": Rights("SELECT, INSERT, UPDATE, DELETE"),
+    "history": Rights("SELECT, INSERT, DELETE"),
+    "history_tallies": Rights("SELECT, INSERT, DELETE"),
     "relay_alembic_version": Rights("SELECT"),
 }
 #: The sequences that our statements read. An identity column needs no right to use its sequence.

@@ -43,6 +43,7 @@ MENU: Final = (
     ("parked", "Parked keys"),
     ("replays", "Replays"),
     ("tasks", "Tasks"),
+    ("history", "History"),
     ("schedule", "Schedule"),
     ("controls", "Pauses and limits"),
     ("archive", "Archive"),

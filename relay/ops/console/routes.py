@@ -19,7 +19,7 @@ from relay.domain.life import UnknownId
 from relay.ops.alarms.watch import ReadAlarms
 from relay.ops.api.access import Reading
 from relay.ops.api.common import Asked, Ops
-from relay.ops.console import archive, context_pages, controls, lists, replays, row_actions, system
+from relay.ops.console import archive, context_pages, controls, history, lists, replays, row_actions, system
 from relay.ops.console.life_picture import draw, entries
 from relay.ops.console.overview import PATIENCE_S, Flow, Patient
 from relay.ops.console.render import Static, page
@@ -144,6 +144,7 @@ def attach(app: FastAPI) -> None:
         router,
         lists.router,
         context_pages.router,
+        history.router,
         replays.router,
         controls.router,
         archive.router,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from relay.adapters.postgres.migrations.steps import do_beforehand
 
 revision = "0119_alarms"
-down_revision = "0117_inbox_replays"
+down_revision = "0118_history"
 branch_labels = None
 depends_on = None
 
