@@ -82,8 +82,8 @@ class KeepCircuit:
         if self.single and not doubt.surely:
             return verdict
         if ruling.excused or (doubt.surely and ruling.after.is_open):
-            return Retry(timedelta(0), doubt.error, counts=False, waits=True)
-        return Retry(self.pause, doubt.error, counts=False) if doubt.surely else verdict
+            return Retry(timedelta(0), doubt.error, counts=False, waits=True, seconds=verdict.seconds)
+        return Retry(self.pause, doubt.error, counts=False, seconds=verdict.seconds) if doubt.surely else verdict
 
     async def _report(self, reports: Sequence[Reported]) -> Sequence[Ruling]:
         ruling = await self.circuits.report(self.subscription, reports, self.policy)

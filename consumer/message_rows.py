@@ -228,7 +228,10 @@ class MessageRows:
         shown = result.in_full() if config.error_text else result
         age = timedelta(seconds=waited or 0.0)
         verdict = decide(shown, claim.attempts, config.policy, random.random(), age)  # noqa: S311
-        if self.circuit is None or result.away is Away.NO or isinstance(verdict, Ack):
+        if isinstance(verdict, Ack):
+            return verdict
+        verdict = replace(verdict, seconds=seconds)
+        if self.circuit is None or result.away is Away.NO:
             return verdict
         later = verdict.delay if isinstance(verdict, Retry) and result.delay and not result.counts else None
         return replace(verdict, doubt=Doubt(shown.detail, surely=result.away is Away.SURELY, later=later))

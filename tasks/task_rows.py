@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -176,7 +176,8 @@ class TaskRows:
         reach("after_task_answer")
         shown = result.in_full() if self.error_text else result
         age = datetime.now(UTC) - claim.due_at
-        return decide(shown, claim.attempts, self._handler(claim).policy, random.random(), age)  # noqa: S311
+        verdict = decide(shown, claim.attempts, self._handler(claim).policy, random.random(), age)  # noqa: S311
+        return verdict if isinstance(verdict, Ack) else replace(verdict, seconds=seconds)
 
     async def mark(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """Mark tasks as completed."""
@@ -194,7 +195,7 @@ class TaskRows:
         self.tallies[claim.type].failed += 1
         try:
             if isinstance(verdict, DeadLetter):
-                if await self._fail(claim, verdict.reason):
+                if await self._fail(claim, verdict):
                     self.facts(TaskFailed(**self._about(claim), error=verdict.reason))
                 return None
             if not await self.tasks.record_error(claim, verdict):
@@ -205,22 +206,22 @@ class TaskRows:
         finally:
             await self._next(claim)
 
-    async def _fail(self, claim: ClaimedTask, reason: str) -> bool:
+    async def _fail(self, claim: ClaimedTask, verdict: DeadLetter) -> bool:
         """End a task as failed, in the transaction of its correction if it has one. False: the claim was lost."""
         correction = self.registry.corrections.get(claim.type)
         if correction is None:
-            return await self.tasks.fail(claim, reason)
+            return await self.tasks.fail(claim, verdict)
         limit = self.correction_limit
         if not await self.tasks.renew(claim, limit + self.lease):
             return False
-        name, parameters = fail_command(claim, reason)
+        name, parameters = fail_command(claim, verdict)
         settlement = Settlement(name, dict(parameters), limit)
-        call = correcting(claim, correction, reason, settlement, self.transactions)
+        call = correcting(claim, correction, verdict.reason, settlement, self.transactions)
         result = await answered(self._corrections.run(call), limit.total_seconds())
         if result.settled:
             return True
         failed = result.verdict not in (Verdict.PROCESSED, Verdict.ALREADY_PROCESSED)
-        return await self.tasks.fail(claim, reason, (result.detail or "it failed") if failed else None)
+        return await self.tasks.fail(claim, verdict, (result.detail or "it failed") if failed else None)
 
     async def _next(self, claim: ClaimedTask) -> None:
         """Deliver the next task of the key. If this fails, that task tries again by itself."""

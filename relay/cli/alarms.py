@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from relay.cli.options import ContextOption, JsonOption, asking, print_json
-from relay.cli.tables import ago
 from relay.domain.alarms import Alarm, AlarmsNow, AlarmState, Urgency
+from relay.domain.durations import ago
 from relay.domain.errors import of_context
 from relay.ops.alarms.prometheus import rules_file
 from relay.ops.alarms.showing import alarms_json

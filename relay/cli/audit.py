@@ -35,6 +35,8 @@ def _list(*, options: dict[str, Any]) -> None:
     view, wanted = _VIEW.choose(options["columns"]), filter_values(AUDIT, options)
     with visiting_contexts(options["context"], partial(_find, wanted, options["limit"])) as found:
         rows = [{"context": name, **row} for name, entries in found.items() for row in entries]
+        # The newest of all contexts, in one order.
+        rows = sorted(rows, key=lambda row: row["at"], reverse=True)[: options["limit"]]
         if options["as_json"]:
             found.print_json(rows)
             return

@@ -42,6 +42,7 @@ from relay.cli.options import (
     with_options,
 )
 from relay.cli.tables import View, print_fields, print_rows
+from relay.domain.durations import duration
 from relay.domain.errors import InvalidRequest, RelayError
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
@@ -399,14 +400,40 @@ def _body(kind: Kind, fields: dict[str, Any], *, as_json: bool) -> dict[str, Any
     return body | ({"payload_cut": "the rest: --payload-to FILE"} if cut else {})
 
 
+_ATTEMPTS: Final = View(
+    columns={
+        "no": "number",
+        "outcome": "outcome",
+        "began": "began",
+        "took": "took",
+        "worker": "worker",
+        "release": "release",
+        "error": "error",
+    },
+    lead=3,
+)
+
+
+def _attempt(it: dict[str, Any]) -> dict[str, Any]:
+    """An attempt as a line. What a lost one would have told is not known."""
+    took = "" if it["seconds"] is None else duration(it["seconds"])
+    lost = "no answer: its worker died or was cut off" if it["outcome"] == "lost" else ""
+    number = f"{it['number']} of requeue {it['round']}" if it["round"] else it["number"]
+    error = " ".join([it["error"] or lost, *(f"from {line}" for line in it["stack"])]).strip()
+    return it | {"number": number, "took": took, "began": it["began"] or it["ended"], "error": error}
+
+
 def _print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool) -> None:
     """Print one row, its ``history`` (who did what to it), and last its payload, if asked for."""
-    history = fields.pop("history")
+    history, attempts = fields.pop("history"), fields.pop("attempt_log", [])
     if as_json:
-        print_json({**fields, "history": history, **payload})
+        print_json({**fields, "attempt_log": attempts, "history": history, **payload})
         return
     entries = [f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in history]
     print_fields({**fields, **({"history": "; ".join(entries)} if entries else {}), **payload})
+    if attempts:
+        print("\nattempts, the last first:")
+        print_rows(_ATTEMPTS, [_attempt(it) for it in reversed(attempts)])
 
 
 def _act(rows: RowCommands, action: Action, more: Options, after: MakeAfter) -> Callable[..., None]:

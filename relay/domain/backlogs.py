@@ -22,11 +22,12 @@ class OutboxBacklog:
     """The events that are not published (QRY-050).
 
     ``count`` events are not published; the oldest of them occurred at ``oldest_at``. ``dead`` of them cannot be
-    published and wait for an operator. ``waiting`` of them will be published; the oldest has waited for
-    ``waiting_age_seconds`` by the database's clock (0 when there is none).
+    published and wait for an operator. ``delayed`` of them are to be published later, because their producer wants
+    so. ``waiting`` of them will be published; the oldest has waited for ``waiting_age_seconds`` by the database's
+    clock (0 when there is none), a delayed one since its time came.
 
     ``estimated``: more than `MAX_COUNTED_ROWS` are not published. Then ``count`` and ``waiting`` are estimates,
-    and ``dead`` is at most `MAX_COUNTED_ROWS`.
+    and ``dead`` and ``delayed`` are at most `MAX_COUNTED_ROWS`.
     """
 
     count: int
@@ -35,6 +36,7 @@ class OutboxBacklog:
     waiting_age_seconds: float
     dead: int
     estimated: bool = False
+    delayed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,12 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Route to the dead-letter subject, then acknowledge."""
+    """Route to the dead-letter subject, then acknowledge. ``seconds``: how long the call took."""
 
     reason: str
     kind: DeadLetterClass
     doubt: Doubt | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Retry:
 
     A message is not acknowledged. An event holds back the later ones of its key. The first failure of an event
     counts in any case, because it marks the event as the head of its key. ``waits``: until the handler is back, so
-    no job is sent for it.
+    no job is sent for it. ``seconds``: how long the call took.
     """
 
     delay: timedelta
@@ -70,6 +71,7 @@ class Retry:
     counts: bool = True
     waits: bool = False
     doubt: Doubt | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
 
 #: A row whose function met a lock of another transaction waits no longer than this.

@@ -159,6 +159,28 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class CronRun:
+    """One run of a cron job. ``correlation_id`` finds its life. ``who``: host and process of its worker."""
+
+    job: str
+    scheduled_for: datetime
+    state: str
+    opened_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempts: int
+    error: str | None
+    who: str | None
+    correlation_id: str
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, if it has begun and ended."""
+        ended = self.started_at is not None and self.finished_at is not None
+        return (self.finished_at - self.started_at).total_seconds() if ended else None  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """Everything that is scheduled in a context; ``leader`` is None while no scheduler leads it."""
 

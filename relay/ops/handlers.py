@@ -19,6 +19,7 @@ from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.pool import query as select
 from relay.adapters.postgres.replays import PostgresReplays
+from relay.adapters.postgres.running import running
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.bus import CommandBus, QueryBus
 from relay.domain.archive import Manifest
@@ -26,7 +27,7 @@ from relay.domain.controls import LONGEST, Act, Control, Limit, UnknownControl, 
 from relay.domain.errors import InvalidRequest, of_context
 from relay.domain.history import SPANS, ContextHistory
 from relay.domain.operators import Outcome
-from relay.domain.schedule import Schedule, UnknownJob
+from relay.domain.schedule import CronRun, Schedule, UnknownJob
 from relay.ops import requests
 from relay.ops.kinds import KINDS
 from relay.settings import ContextSettings, SubscriptionSettings
@@ -69,6 +70,8 @@ class RowHandlers:
         bus.handles(requests.ReadSchedule)(self._schedule)
         bus.handles(requests.ListControls)(self._controls)
         bus.handles(requests.ListSubscriptions)(self._subscriptions)
+        bus.handles(requests.ReadRunning)(self._running)
+        bus.handles(requests.ReadRuns)(self._runs)
         bus.handles(requests.ListBatches)(self._batches)
         bus.handles(requests.ReadAudit)(self._audit)
         bus.handles(requests.ListReplays)(self._replays)
@@ -131,6 +134,17 @@ class RowHandlers:
     async def _schedule(self, query: requests.ReadSchedule) -> Schedule:
         async with self._lend(query.context) as source:
             return await PostgresSchedule(source).schedule(query.limit, query.offset)
+
+    async def _running(self, query: requests.ReadRunning) -> requests.RunsNow:
+        settings = of_context(self._contexts, query.context)
+        limits = {name: it.handler_timeout.total_seconds() for name, it in settings.subscriptions.items()}
+        async with self._lend(query.context) as source:
+            leader = (await PostgresSchedule(source).schedule(limit=1)).leader
+            return requests.RunsNow(await running(source, query.context, limits), leader)
+
+    async def _runs(self, query: requests.ReadRuns) -> Sequence[CronRun]:
+        async with self._lend(query.context) as source:
+            return await PostgresSchedule(source).runs(query.name, query.limit)
 
     async def _run(self, command: requests.RunJob) -> datetime:
         async with self._lend(command.context) as source:

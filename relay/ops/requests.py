@@ -9,6 +9,7 @@ answer says: done, or why not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import IO, Annotated, Any, Final, Literal, TypeAlias
 
@@ -21,7 +22,8 @@ from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.controls import Control, Limit, What
 from relay.domain.history import ContextHistory, Of
 from relay.domain.operators import Operator, Outcome
-from relay.domain.schedule import Schedule
+from relay.domain.running import Running
+from relay.domain.schedule import CronRun, Schedule
 
 #: The backlogs of a context, the brake on its producers, and its full inboxes.
 Backlog: TypeAlias = tuple[OutboxBacklog, InboxBacklog, Brake, Sequence[FullInbox]]
@@ -181,6 +183,28 @@ class ReadSchedule(Query[Schedule]):
     offset: Skipped = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RunsNow:
+    """What runs in a context, and the scheduler that leads it; None while none does."""
+
+    running: Sequence[Running]
+    leader: str | None
+
+
+class ReadRunning(Query[RunsNow]):
+    """The messages, tasks and runs of cron jobs of a context that a worker holds now."""
+
+    context: str
+
+
+class ReadRuns(Query[Sequence[CronRun]]):
+    """The last runs of a cron job, the newest first. Empty for a duty of the relay, whose runs leave no rows."""
+
+    context: str
+    name: str
+    limit: int = Field(default=20, ge=1, le=100)
+
+
 class RunJob(Command[datetime]):
     """Run a job now; the answer says when this was first requested. Raises UnknownJob."""
 
@@ -297,5 +321,6 @@ class ReadAudit(Query[Sequence[Row]]):
     action: str | None = None
     id: str | None = None
     since: datetime | None = None
+    until: datetime | None = None
     before: Before | None = None
     limit: Rows = 50

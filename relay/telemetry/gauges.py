@@ -40,8 +40,9 @@ class Gauge:
 _AGE: Final = "oldest_age_seconds"
 GAUGES: Final = (
     Gauge("outbox_events", "About how many events the outbox holds, published ones too.", "held", ""),
-    Gauge("outbox_waiting", "Events that are neither published nor dead.", "outbox", "waiting"),
+    Gauge("outbox_waiting", "Events that are due, and neither published nor dead.", "outbox", "waiting"),
     Gauge("outbox_oldest_age_seconds", "How long the oldest of them has waited.", "outbox", "waiting_age_seconds"),
+    Gauge("outbox_delayed", "Events whose time is to come.", "outbox", "delayed"),
     Gauge(
         "outbox_overdue_seconds",
         "How long the first event that should have left waits.",

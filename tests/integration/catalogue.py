@@ -66,6 +66,7 @@ OUR_OUTBOX: dict[str, Column] = {
     "generation": (INT, NOT_NULL, "0"),
     "originals": (JSONB, NULL, None),
     "stream": (TEXT, NULL, None),
+    "attempt_log": (JSONB, NULL, None),
 }
 _READY = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NULL))"
 _LANE = (
@@ -114,6 +115,7 @@ OUR_INBOX: dict[str, Column] = {
     "originals": (JSONB, NULL, None),
     "source_id": (UUID, NULL, None),
     "let_go_at": (TIME, NULL, None),
+    "attempt_log": (JSONB, NULL, None),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -364,6 +366,9 @@ RULES_WITH_SUBQUERIES = {
     "relay_attempt",
     "relay_inbox_key",
     "relay_may_call",
+    # Only where a failure is noted or a person looks, so no plan needs their text.
+    "relay_noted",
+    "relay_attempts_in_short",
 }
 
 # --- reading the catalogue ---
@@ -393,6 +398,7 @@ TASK_OUTBOX: dict[str, Column] = {
     "claimed_until": (TIME, NULL, None),
     "finished_at": (TIME, NULL, None),
     "originals": (JSONB, NULL, None),
+    "attempt_log": (JSONB, NULL, None),
 }
 TASK_OUTBOX_CONSTRAINTS = {
     "task_outbox_pkey": "PRIMARY KEY (id)",

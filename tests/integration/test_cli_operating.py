@@ -98,7 +98,7 @@ class Shell:
         output, errors = _Terminal() if width else io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(self._directory),
-            patch.dict(os.environ, self._environment | {"COLUMNS": str(width)}, clear=True),
+            patch.dict(os.environ, self._environment | {"COLUMNS": str(width), "NO_COLOR": "1"}, clear=True),
             patch.multiple(sys, argv=["relay", *arguments], stdin=_Answer(answer, meanwhile)),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(errors),

@@ -71,18 +71,12 @@ def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, 
 ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
 ANY_TASK = any_of(PostgresTaskOperations, TaskFilter)
 ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id", "keys")
-STATES_OF_EVENTS = ["waiting", "failing", "dead", "published", "discarded"]
+STATES_OF_EVENTS = ["waiting", "delayed", "failing", "dead", "published", "discarded"]
 STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
 STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"]
 OVERDUE = {"idx_outbox_unpublished", "idx_outbox_failed", "idx_outbox_due"}
 UNFINISHED = {"idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_failed"}
-STATES = {
-    "idx_outbox_published",
-    "idx_outbox_dead",
-    "idx_outbox_failed",
-    "idx_outbox_unpublished",
-    "idx_outbox_discarded",
-}
+STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_discarded", *OVERDUE}
 THREE = [uuid4() for _ in range(3)]
 GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
@@ -123,7 +117,9 @@ GUARDS = {
         "tasks/lag", {"idx_task_ready", "idx_task_due", "idx_task_sweep"}, 2 * 20_000, {"limit": 20_000}
     ),
     # Backlogs and lists are counted up to a limit, however much waits or is finished.
-    "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished", "idx_outbox_dead"}, 1_000, LIMIT),
+    "outbox backlog": Guard(
+        "outbox/backlog", {"idx_outbox_unpublished", "idx_outbox_dead", "idx_outbox_due"}, 1_001, LIMIT
+    ),
     "inbox backlog": Guard(
         "inbox/backlog", {"idx_inbox_unprocessed", "idx_inbox_dead_lettered", "idx_inbox_held"}, 1_020, LIMIT
     ),

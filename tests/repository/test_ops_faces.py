@@ -24,6 +24,7 @@ _CONTEXT = "/api/v1/contexts/{context}/"
 PLACES = {
     "outbox": f"{_CONTEXT}events",
     "dlq": f"{_CONTEXT}dead-letters",
+    "schedule runs": f"{_CONTEXT}schedule/{{name}}/runs",
     "schedule run": f"{_CONTEXT}schedule/{{name}}/run",
     "schedule pause": f"{_CONTEXT}schedule/{{name}}/pause",
     "schedule resume": f"{_CONTEXT}schedule/{{name}}/resume",

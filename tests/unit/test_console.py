@@ -38,12 +38,12 @@ HERE = Path(relay.ops.console.__file__).parent
     ("seconds", "told"),
     [
         (0.042, "42 ms"),
-        (0.9999, "1.0 s"),
+        (0.9999, "1 s"),
         (9.94, "9.9 s"),
         (59, "59 s"),
-        (90, "2 min"),
+        (90, "90 s"),
         (7200, "2 h"),
-        (2e5, "2 d"),
+        (2e5, "2.3 d"),
     ],
 )
 def test_durations_are_told_as_people_say_them(seconds: float, told: str) -> None:

@@ -143,7 +143,7 @@ class PostgresBacklogReader:
         if found.count < self._counted:
             return found
         count = await self._estimate(conn, f"{table}/estimate", {})
-        stopped = found.dead + getattr(found, "held", 0)
+        stopped = found.dead + getattr(found, "held", 0) + getattr(found, "delayed", 0)
         return replace(found, count=count, waiting=max(0, count - stopped), estimated=True)
 
     async def _subscriptions(self, conn: Connection) -> Sequence[SubscriptionBacklog]:

@@ -35,6 +35,8 @@ class Cut:
 
 #: A row of a list: ids and keys have 200 bytes, and reasons 2,000 characters.
 CELL: Final = Cut(names=300, prose=2_100, json=2_100, unpacked=4_200)
+#: A row in the life of a message, with the notes about its attempts.
+LIFE: Final = Cut(names=300, prose=2_100, json=8 * 1024, unpacked=64 * 1024)
 #: The page of one row.
 DETAIL: Final = Cut(names=2_100, prose=16 * 1024, json=64 * 1024, unpacked=1024**2)
 #: Characters of a payload, on that page.

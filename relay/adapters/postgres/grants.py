@@ -116,6 +116,8 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_another_runs": _CALLED_BY_RELAY,
     "relay_may_call": _CALLED_BY_RELAY,
     "relay_attempt": _CALLED_BY_RELAY,
+    "relay_noted": _CALLED_BY_RELAY,
+    "relay_attempts_in_short": _CALLED_BY_RELAY,
     "relay_inbox_key": _CALLED_BY_RELAY,
     "relay_unpacks": _CALLED_BY_RELAY,
     "relay_body_has": _CALLED_BY_RELAY,

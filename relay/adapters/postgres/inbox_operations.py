@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
 from relay.adapters.postgres.pool import query
@@ -118,7 +119,16 @@ class PostgresMessageOperations(Operations):
         row = await self._detail(key, body=body)
         if row is None and (keys := await self._rows_of(key)):
             row = await self._detail(min(keys), body=body)
-        return None if row is None else _shown(row)
+        if row is None:
+            return None
+        return with_attempts(
+            _shown(row),
+            counted=row["attempts"],
+            rounds=row["requeues"],
+            ended=row["processed_at"] or row["dead_lettered_at"],
+            outcome="processed" if row["processed_at"] else "dead",
+            runs=row["status"] == "running",
+        )
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Make messages that wait for their next attempt due now, for the next sweep. Attempts stay counted.

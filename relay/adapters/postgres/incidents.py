@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.bounded import CELL, bounded
 from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
@@ -132,7 +133,7 @@ class PostgresIncidents(Operations):
     async def get(self, id: int, *, body: bool = True) -> Row | None:
         """One incident with its headers, its original message and its history, or None."""
         row = await self._detail(id, body=body)
-        return None if row is None else coded(named(row, "message_id"), "reason")
+        return None if row is None else _with_attempts(coded(named(row, "message_id"), "reason"))
 
     async def requeue(self, ids: Sequence[int], by: Operator) -> Outcome:
         """Requeue messages in the failing consumer's inbox, with new attempts.
@@ -230,6 +231,19 @@ async def _record(
 
 def _columns(letters: Sequence[Letter], *names: str) -> dict[str, list[Any]]:
     return {name: [getattr(letter, name) for letter in letters] for name in names}
+
+
+def _with_attempts(row: Row) -> Row:
+    """Return an incident with the attempts at its message, as far as the inbox has it."""
+    now = {name: row.pop(f"{name}_now") for name in ("attempts", "requeues", "processed", "dead", "running")}
+    return with_attempts(
+        row,
+        counted=now["attempts"] or 0,
+        rounds=now["requeues"] or 0,
+        ended=now["processed"] or now["dead"],
+        outcome="processed" if now["processed"] else "dead",
+        runs=bool(now["running"]) and not (now["processed"] or now["dead"]),
+    )
 
 
 def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -> dict[str, Any]:

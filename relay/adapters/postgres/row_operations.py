@@ -15,6 +15,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.bounded import CELL, DETAIL, beginning, bounded, chunks
 from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, in_order, passes_over
 from relay.adapters.postgres.pool import Connection, Source, query
@@ -272,7 +273,13 @@ class PostgresOutboxOperations(Operations):
     async def get(self, id: Id, *, body: bool = True) -> Row | None:
         """One event with its headers, its payload and its history, or None."""
         row = await self._detail((await self._rows([id]))[id], body=body)
-        return None if row is None else coded(named(row, "id"), "publish_error")
+        if row is None:
+            return None
+        found = coded(named(row, "id"), "publish_error")
+        ended = row["published_at"] or row["dead_at"]
+        outcome = row["status"] if ended else ""
+        counted = row["publish_attempts"] + bool(row["published_at"])
+        return with_attempts(found, counted=counted, rounds=row["generation"], ended=ended, outcome=outcome)
 
     async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
         """Find the rows of events. A text is searched, as plain SQL may have given its row any UUID."""
@@ -378,7 +385,17 @@ class PostgresTaskOperations(Operations):
     async def get(self, id: UUID, *, body: bool = True) -> Row | None:
         """One task with its metadata, its payload and its history, or None."""
         row = await self._detail(id, body=body)
-        return None if row is None else coded(named(row, "id"), "last_error")
+        if row is None:
+            return None
+        ended = row["finished_at"] if row["status"] in ("completed", "failed") else None
+        outcome = "completed" if row["status"] == "completed" else "dead"
+        return with_attempts(
+            coded(named(row, "id"), "last_error"),
+            counted=row["attempts"],
+            ended=ended,
+            outcome=outcome,
+            runs=row["status"] == "running",
+        )
 
     async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Run failed or cancelled tasks again, with new attempts.

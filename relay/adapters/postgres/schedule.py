@@ -20,6 +20,7 @@ from relay.domain.policies import KEEP
 from relay.domain.schedule import (
     CLAIM,
     ClaimedRun,
+    CronRun,
     Due,
     JobRecord,
     JobView,
@@ -161,6 +162,13 @@ class PostgresSchedule:
             jobs = tuple(await cursor.fetchall())
             leader = await (await conn.execute(statement("schedule/lease_holder"))).fetchone()
         return Schedule(leader[0] if leader else None, jobs)
+
+    async def runs(self, job: str, limit: int = 20) -> Sequence[CronRun]:
+        """Return the last runs of a cron job, the newest first."""
+        which = {"job": job, "limit": limit}
+        async with self._source() as conn, conn.cursor(row_factory=class_row(CronRun)) as cursor:
+            await cursor.execute(await bounded(conn, "schedule/runs", which, CELL), which)
+            return await cursor.fetchall()
 
     async def request(self, job: str, by: Operator) -> datetime | None:
         """Ask the leader to run a job now; returns the time of the first request, None for an unknown job."""

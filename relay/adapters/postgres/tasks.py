@@ -12,16 +12,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from psycopg.errors import DivisionByZero
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.claimant import claim_token, note_of
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
-from relay.domain.policies import Retry
+from relay.domain.policies import DeadLetter, Retry
 from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, slot
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
@@ -150,15 +151,15 @@ class PostgresTasks:
 
     async def record_error(self, claim: ClaimedTask, verdict: Retry) -> bool:
         """Note the error, set the next attempt, release the claim. False when the claim was lost."""
-        values = {"delay": verdict.delay, "uncounted": int(not verdict.counts)}
+        values = {"delay": verdict.delay, "uncounted": int(not verdict.counts), "note": note_of(verdict)}
         return await self._settle("tasks/record_error", claim, error=clean(verdict.error), **values)
 
-    async def fail(self, claim: ClaimedTask, error: str, correction: str | None = None) -> bool:
+    async def fail(self, claim: ClaimedTask, verdict: DeadLetter, correction: str | None = None) -> bool:
         """End the task as failed. False when the claim was lost. ``correction``: why that has failed too."""
+        values = {"error": clean(verdict.reason), "note": note_of(verdict)}
         if correction is None:
-            return await self._settle("tasks/fail", claim, error=clean(error))
-        name = "tasks/fail_uncorrected+fail"
-        return await self._settle(name, claim, error=clean(error), correction=clean(correction))
+            return await self._settle("tasks/fail", claim, **values)
+        return await self._settle("tasks/fail_uncorrected+fail", claim, **values, correction=clean(correction))
 
     async def next_of_key(self, key: str) -> Sequence[TaskRef]:
         """Make the first waiting task of a key due now and return it; none or one.
@@ -177,18 +178,19 @@ class PostgresTasks:
 
 def claim_command(id: UUID, lease: timedelta) -> Command:
     """Return the statement that claims a task of a type without limits. Its row is that of a `ClaimedTask`."""
-    return "tasks/claim", {"id": id, "token": uuid4(), "lease": lease}
+    return "tasks/claim", {"id": id, "token": claim_token(), "lease": lease}
 
 
-def fail_command(claim: ClaimedTask, error: str) -> Command:
+def fail_command(claim: ClaimedTask, verdict: DeadLetter) -> Command:
     """Return the statement that ends a task as failed in a function's transaction; see `PostgresTasks.fail`."""
-    return "tasks/fail_once+fail", {"id": claim.id, "token": claim.token, "error": clean(error)}
+    values = {"error": clean(verdict.reason), "note": note_of(verdict)}
+    return "tasks/fail_once+fail", {"id": claim.id, "token": claim.token, **values}
 
 
 def prefetch_command(id: UUID, others: Sequence[UUID], lease: timedelta) -> Command:
     """Return the statement that claims such a task together with those of ``others`` that never began."""
     ids = array.of_plain([id, *others])
-    return "tasks/claim_many", {"ids": ids, "first": id, "token": uuid4(), "lease": lease}
+    return "tasks/claim_many", {"ids": ids, "first": id, "token": claim_token(), "lease": lease}
 
 
 def give_back_command(claims: Sequence[ClaimedTask]) -> Command:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -24,6 +25,7 @@ from relay.ops.requests import (
     ListParked,
     PauseJob,
     ReadAudit,
+    ReadRuns,
     ReadSchedule,
     ReleaseKeys,
     ResumeJob,
@@ -59,10 +61,33 @@ class ScheduleOut(BaseModel):
 
 
 class JobRequestedOut(BaseModel):
-    """A run that somebody has asked for. ``name``: of the job. ``requested_at``: when this was first asked for."""
+    """A run that somebody has asked for. ``name``: of the job. ``requested_at``: when this was first asked for.
+
+    ``runs``: where to ask how it goes.
+    """
 
     name: str
     requested_at: datetime
+    runs: str
+
+
+class CronRunOut(BaseModel):
+    """A run of a cron job. ``who``: host and process of its worker. ``correlation_id`` finds its life.
+
+    ``scheduled_for``: when it was due, or asked for. ``seconds``: how long it took.
+    """
+
+    job: str
+    scheduled_for: datetime
+    state: str
+    opened_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempts: int
+    error: str | None
+    who: str | None
+    correlation_id: str
+    seconds: float | None
 
 
 class JobPausedOut(BaseModel):
@@ -106,6 +131,7 @@ class AuditAsked(BaseModel):
     action: Text | None = None
     id: Text | None = None
     since: Moment | None = None
+    until: Moment | None = None
     before: Number | None = None
     limit: Annotated[int, Field(ge=1, le=500)] = 50
 
@@ -160,12 +186,42 @@ async def _show_schedule(
     status_code=202,
     name="run_job",
     description=f"{JOBS.action('run').about} The answer says when this was first requested; "
-    "the schedule shows how it ended.",
+    "`runs` is where to ask how it goes.",
 )
 async def _run_job(ops: Asked, caller: Operating, context: InContext, name: Text, why: Why) -> Response:
     command = RunJob(context=context, name=name, by=Operator(caller.name, why.note))
     result = await ops.do(command)
-    return json_response({"name": name, "requested_at": result.unwrap()}, 202)
+    requested_at = result.unwrap()
+    runs = f"/api/v1/contexts/{context}/schedule/{quote(name, safe='')}/runs?" + urlencode(
+        {"scheduled_for": requested_at.isoformat()}
+    )
+    response = json_response({"name": name, "requested_at": requested_at, "runs": runs}, 202)
+    response.headers["Location"] = runs
+    return response
+
+
+class _RunsAsked(BaseModel):
+    """``scheduled_for``: only the run that was due, or asked for, at this time."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    scheduled_for: Moment | None = None
+
+
+@router.get(
+    "/schedule/{name}/runs",
+    response_model=list[CronRunOut],
+    name="list_runs",
+    description="List the last runs of a cron job, the newest first. `correlation_id` finds the life of one.",
+)
+async def _list_runs(
+    ops: Asked, _: Reading, context: InContext, name: Text, asked: Annotated[_RunsAsked, Query()]
+) -> Response:
+    limit = asked.limit if asked.scheduled_for is None else 100
+    found = (await ops.queries.ask_async(ReadRuns(context=context, name=name, limit=limit))).unwrap()
+    wanted = [it for it in found if asked.scheduled_for in (None, it.scheduled_for)]
+    return json_response([{**asdict(it), "seconds": it.seconds} for it in wanted])
 
 
 @router.post(

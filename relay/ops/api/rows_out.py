@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from relay.domain.attempts import Attempt
 from relay.ops.kinds import Column, Kind, Listing
 
 #: The type and an example of what a column shows.
@@ -50,6 +51,7 @@ def row_model(kind: Kind) -> type[BaseModel]:
 def details_model(kind: Kind) -> type[BaseModel]:
     """Return the model of one row with all that is known of it."""
     more: dict[str, Any] = {
+        "attempt_log": (list[Attempt], Field([], description="The attempts at it, the oldest first.")),
         "history": (list[Deed], Field(description="What operators did to it at last, oldest first.")),
         "payload": (Any, Field(None, description="The payload, if it was asked for.")),
         "payload_bytes": (int | None, Field(None, description="The size of the whole payload.")),

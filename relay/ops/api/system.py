@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
@@ -20,14 +20,16 @@ from relay.domain.findings import SHOWN, Diagnosis, Finding, ProcessKind, Severi
 from relay.domain.identity import check_id
 from relay.domain.life import Life
 from relay.domain.members import CrewReport, State, Usage
+from relay.domain.running import Fleet, Running
 from relay.ops.alarms.showing import alarms_json
 from relay.ops.alarms.watch import ReadAlarms
 from relay.ops.api.access import Reading
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops
 from relay.ops.api.models import AlarmsOut, Problem, Text
+from relay.ops.fleet import read_fleet
 from relay.ops.queries import Diagnose, Explain
-from relay.ops.requests import Backlog, ReadBacklog
+from relay.ops.requests import Backlog, ReadBacklog, ReadRunning, RunsNow
 from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
 
 router: Final = APIRouter(tags=["system"], responses=PROBLEMS)
@@ -108,6 +110,27 @@ class MemberOut(BaseModel):
     usage: Usage | None
     crew: CrewReport | None
     silent_seconds: float
+
+
+class RunningOut(BaseModel):
+    """A row that a worker holds now. ``kind``: message, task or run. ``part``: its subscription, queue or job.
+
+    ``since``: when it was claimed. ``member``: the id of its worker in the fleet; null if that is no member.
+    ``limit``: how many seconds its handler may take, if that is known; ``too_long``: whether it has had more.
+    """
+
+    context: str
+    kind: str
+    id: str
+    part: str | None
+    name: str | None
+    attempts: int
+    since: datetime | None
+    worker: str | None
+    limit: float | None
+    member: str | None
+    seconds: float | None
+    too_long: bool
 
 
 class StreamsOut(BaseModel):
@@ -198,6 +221,33 @@ async def list_members(ops: Asked, _: Reading) -> Response:
     return json_response(
         [{**asdict(it.member), "state": it.state, "silent_seconds": it.silent_seconds} for it in seen]
     )
+
+
+@router.get("/fleet/running", response_model=list[RunningOut])
+async def list_running(ops: Asked, _: Reading) -> Response:
+    """List what runs now in all contexts: message, task or run of a cron job, since when, in which worker.
+
+    ``too_long``: it has had more time than its handler may take. ``member``: the id of its worker in the fleet.
+    """
+    fleet = await fleet_now(ops)
+    now = datetime.now(UTC)
+    held = [(it, id) for id, rows in fleet.running.items() for it in rows] + [(it, None) for it in fleet.others]
+    return json_response([_running_out(it, id, now) for it, id in held])
+
+
+def _running_out(it: Running, member: str | None, now: datetime) -> dict[str, Any]:
+    found = asdict(it) | {"member": member, "seconds": it.seconds(now), "too_long": it.too_long(now)}
+    del found["mark"]
+    return found
+
+
+async def fleet_now(ops: Ops) -> Fleet:
+    """The fleet with what it runs. Raises QueueUnreachable."""
+
+    async def ask(context: str) -> RunsNow:
+        return (await ops.queries.ask_async(ReadRunning(context=context))).unwrap()
+
+    return await read_fleet((await ops.queries.ask_async(ListMembers())).unwrap(), ops.settings.contexts, ask)
 
 
 @router.get("/streams", response_model=StreamsOut)

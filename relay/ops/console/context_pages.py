@@ -5,26 +5,28 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
-from starlette.responses import Response
+from pydantic import AwareDatetime, BaseModel
+from starlette.responses import RedirectResponse, Response
 
 from relay.bus import Command
 from relay.domain.errors import InvalidRequest
 from relay.domain.operators import Operator
-from relay.domain.schedule import pause_refusal
+from relay.domain.schedule import UnknownJob, pause_refusal
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import Asked, InContext
 from relay.ops.api.contexts import AuditAsked
 from relay.ops.api.models import Text
 from relay.ops.console.confirmation import Confirmation, note_of
-from relay.ops.console.forms import Form, Pairs, read
-from relay.ops.console.render import page
+from relay.ops.console.forms import Form, Pairs, checked, read
+from relay.ops.console.render import link, page
 from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
     LISTED,
+    TYPED,
     ListParked,
     PauseJob,
     ReadAudit,
+    ReadRuns,
     ReadSchedule,
     ReleaseKeys,
     ResumeJob,
@@ -106,6 +108,35 @@ class _Job(BaseModel):
     name: Text
 
 
+class _RunsAsked(_Job):
+    """``asked``: when a run was asked for, whose outcome is to be told."""
+
+    asked: AwareDatetime | None = None
+
+
+@router.get("/schedule/runs")
+async def runs(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
+    """Show the last runs of a job, and how the one went that was asked for."""
+    asked = checked(_RunsAsked, dict(request.query_params))
+    found = (await ops.queries.ask_async(ReadSchedule(context=context, limit=TYPED))).unwrap()
+    job = next((it for it in found.jobs if it.name == asked.name), None)
+    if job is None:
+        raise UnknownJob(f"{context} has no job {asked.name[:100]!r}", hint="see the page of its schedule")
+    last = (await ops.queries.ask_async(ReadRuns(context=context, name=job.name))).unwrap()
+    ran = next((it for it in last if it.scheduled_for == asked.asked), None)
+    begun = asked.asked is not None and job.last_run_at is not None and job.last_run_at >= asked.asked
+    return page(
+        request,
+        "runs.html",
+        context=context,
+        job=job,
+        runs=last,
+        asked=asked.asked,
+        ran=ran,
+        answered=begun and job.requested_at is None,
+    )
+
+
 def _confirmation(context: str, verb: Verb, pairs: Pairs) -> tuple[Confirmation, str]:
     name = read(_Job, [it for it in pairs if it[0] != "note"]).name
     action, base = JOBS.action(verb), f"/contexts/{context}/schedule"
@@ -135,7 +166,10 @@ async def do_job(
     """Run a job now, pause it, or let it go on."""
     confirmation, name = _confirmation(context, verb, form)
     command: Command[Any] = _COMMANDS[verb](context=context, name=name, by=Operator(caller.name, note_of(form)))
-    (await ops.do(command)).unwrap()
+    answer = (await ops.do(command)).unwrap()
+    if verb == "run":
+        where = link(f"/contexts/{context}/schedule/runs", name=name, asked=answer.isoformat())
+        return RedirectResponse(where, 303)
     return confirmation.result_page(request)
 
 

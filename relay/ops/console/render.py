@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -52,6 +52,10 @@ MENU: Final = (
 SYSTEM: Final = (("/streams", "Streams"), ("/queues", "Queues"), ("/fleet", "Fleet"))
 _THEMES: Final = ("light", "dark")
 _AGE: Final = 31_536_000
+#: How many parts the path of a list has behind /contexts.
+_OF_LIST: Final = 2
+#: Fields of a query that name a place in one list.
+_PLACE: Final = ("before", "offset", "back")
 
 
 class Static(StaticFiles):
@@ -138,11 +142,16 @@ def _but(params: Mapping[str, list[str]], *names: str) -> dict[str, list[str]]:
     return {name: values for name, values in params.items() if name not in names}
 
 
-def _elsewhere(here: str, context: str) -> str:
-    """The same page for another context, or the events of that context."""
+def _elsewhere(here: str, context: str, params: Mapping[str, list[str]]) -> str:
+    """The same list for another context, with its filter; or the events of that context.
+
+    From the page of a row it leads to the list from which the row was opened: ``back``.
+    """
     _, _, *rest = here.split("/")
-    same = here.startswith("/contexts/") and rest[1:2] and rest[1] in dict(MENU)
-    return f"/contexts/{context}/{rest[1] if same else MENU[0][0]}"
+    if not (here.startswith("/contexts/") and rest[1:2] and rest[1] in dict(MENU)):
+        return f"/contexts/{context}/{MENU[0][0]}"
+    asked = params if len(rest) == _OF_LIST else _params(parse_qsl((params.get("back") or [""])[-1]))
+    return link(f"/contexts/{context}/{rest[1]}", **_but(asked, *_PLACE))
 
 
 # --- errors ---

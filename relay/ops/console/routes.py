@@ -20,7 +20,7 @@ from relay.ops.alarms.watch import ReadAlarms
 from relay.ops.api.access import Reading
 from relay.ops.api.common import Asked, Ops
 from relay.ops.console import archive, context_pages, controls, history, lists, replays, row_actions, system
-from relay.ops.console.life_picture import draw, entries
+from relay.ops.console.life_picture import draw, entries, timed
 from relay.ops.console.overview import PATIENCE_S, Flow, Patient
 from relay.ops.console.render import Static, page
 from relay.ops.queries import Diagnose, Explain
@@ -129,9 +129,18 @@ async def explain(
         hint = "Search with any id of an event, message, task, dead letter or operation, or STREAM:SEQUENCE."
         raise UnknownId(f"no context knows {text!r}; {looked}", hint=hint)
     listed = entries(found.value.steps)
+    axis, bars = timed(listed)
     template = "life-part.html" if part else "life.html"
     return page(
-        request, template, asked=text, life=found.value, listed=listed, drawing=draw(listed), archive=archive
+        request,
+        template,
+        asked=text,
+        life=found.value,
+        listed=listed,
+        drawing=draw(listed),
+        axis=axis,
+        timed=bars,
+        archive=archive,
     )
 
 

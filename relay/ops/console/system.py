@@ -17,12 +17,13 @@ from relay.ops.api.access import Operating, Reading, check_payloads
 from relay.ops.api.common import Asked
 from relay.ops.api.models import Text
 from relay.ops.api.queues import JobsAsked
+from relay.ops.api.system import fleet_now
 from relay.ops.console.confirmation import Confirmation, note_of
 from relay.ops.console.forms import Form, Pairs, read
 from relay.ops.console.render import link, page
 from relay.ops.kinds import DEAD_JOBS
 from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
-from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
+from relay.ops.servers import DiffStreams, ShowStreams
 
 router: Final = APIRouter()
 Verb = Literal["requeue", "delete"]
@@ -47,8 +48,8 @@ async def streams(request: Request, ops: Asked, _: Reading) -> Response:
 
 @router.get("/fleet")
 async def fleet(request: Request, ops: Asked, _: Reading) -> Response:
-    """List workers and supervisors of all hosts."""
-    return page(request, "fleet.html", seen=(await ops.queries.ask_async(ListMembers())).unwrap(), most=MEMBERS)
+    """List workers and supervisors of all hosts, and what each of them runs."""
+    return page(request, "fleet.html", fleet=await fleet_now(ops), most=MEMBERS)
 
 
 @router.get("/queues")

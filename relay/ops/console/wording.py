@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from relay.domain.alarm_rules import RULES
+from relay.domain.durations import ago, duration
 from relay.domain.foreign_json import pretty_json
 from relay.domain.reasons import CODES, FAMILIES
+from relay.domain.tones import tone
 from relay.ops.kinds.model import Kind
 
 #: From which age on a row that waits is late, by its kind: as the rules of alarms.
@@ -18,17 +20,7 @@ _LATE: Final = {
     "tasks": RULES["JetrelayTasksStalled"].over,
 }
 _WAITS: Final = frozenset({"waiting", "failing", "pending", "delivered"})
-#: The colour of a state. The page always shows the word beside the colour.
-_TONES: Final = {
-    "good": "published processed completed requeued resolved finished working stored done yes healthy there runs",
-    "busy": "running delivered started waiting pending starting ending",
-    "warn": "failing retrying skipped missed warning delayed warned unknown parked held discarded paused limited"
-    " ticket",
-    "bad": "dead failed open lost error refused missing dead-letter page",
-}
-_TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}
 _MEANINGS: Final = {code.name: code.meaning for code in CODES}
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _BYTES: Final = 1024
 #: Ids of more characters are shortened in tables.
 _LONG: Final = 20
@@ -43,11 +35,6 @@ CLASSES: Final = {
 }
 
 
-def tone(state: object) -> str:
-    """The class of a colour: good, busy, warn, bad, or quiet."""
-    return _TONE_OF.get(str(state).lower().replace(" ", "-"), "quiet")
-
-
 def number(value: float | None) -> str:
     """A count with separators: ``12,345``; rates below ten with one digit behind the point."""
     if value is None:
@@ -55,27 +42,6 @@ def number(value: float | None) -> str:
     if value < 10 and value != round(value):
         return f"{value:.1f}"
     return f"{value:,.0f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them: ``40 ms``, ``1.2 s``, ``3 min``, ``5 h``, ``2 d``."""
-    if seconds is None:
-        return "?"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    size, unit = next(it for it in _UNITS if seconds >= it[0])
-    return f"{seconds / size:.0f} {unit}"
-
-
-def ago(at: datetime, now: datetime | None = None) -> str:
-    """How long ago a time was, or how soon it will be: ``3 min ago``, ``in 20 s``."""
-    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
-    if abs(seconds) < 1:
-        return "now"
-    rounded = duration(max(1, round(abs(seconds)))).replace(".0 ", " ")
-    return f"{rounded} ago" if seconds > 0 else f"in {rounded}"
 
 
 def absolute(at: datetime) -> str:

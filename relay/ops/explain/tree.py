@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
+from relay.adapters.postgres.attempt_rows import attempts_of
 from relay.adapters.postgres.life import Row
+from relay.domain.attempts import Attempt, read_attempts
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_originals
 from relay.domain.life import Step, StepKind
 from relay.domain.moments import LATEST, readable
 from relay.domain.operators import DISCARDED
+from relay.domain.time_axis import Span, spans
 from relay.domain.traceparent import trace_id
 from relay.ops.explain.gathering import MOST, Gathered
 
@@ -134,6 +138,42 @@ def _within(above: _Node, node: _Node) -> bool:
     return bool(waiting) or it is above
 
 
+# --- when it waited and worked ---
+
+
+def _spans(
+    row: Row,
+    *,
+    begin: datetime,
+    ended: datetime | None,
+    outcome: str,
+    rounds: int = 0,
+    runs: bool = False,
+    started: datetime | None = None,
+    due: datetime | None = None,
+) -> Sequence[Span]:
+    attempts = attempts_of(
+        row, counted=row["attempts"] or 0, rounds=rounds, ended=ended, outcome=outcome, runs=runs
+    )
+    times = (readable(begin), readable(ended))
+    return spans(*times, attempts, datetime.now(UTC), started=readable(started), due=readable(due))
+
+
+def _spans_of_event(row: Row) -> Sequence[Span]:
+    """An event has no attempts of its own when it is published: it waits, and is in the stream."""
+    begin, ended = readable(row["occurred_at"]), readable(row["published_at"] or row["dead_at"])
+    failed = [it for it in read_attempts(row.get("attempt_log")) if it.outcome != "published"]
+    delayed = None if failed else readable(row["available_at"])
+    return spans(begin, ended, [] if ended else failed, datetime.now(UTC), due=delayed)
+
+
+def _spans_of_run(row: Row) -> Sequence[Span]:
+    begin, started, ended = (readable(row[it]) for it in ("opened_at", "started_at", "finished_at"))
+    state = "running" if started is not None and ended is None else row["state"]
+    attempts = [] if started is None else [Attempt(number=1, outcome=state, began=started, ended=ended)]
+    return spans(begin, ended, attempts, datetime.now(UTC))
+
+
 # --- a row as a step ---
 
 
@@ -164,6 +204,7 @@ def _event(context: str, row: Row) -> _Node:
             "generation": row["generation"],
         },
         archived=row["archived"],
+        spans=_spans_of_event(row),
     )
     return _Node(step, row["id"], row["causation_id"], row["correlation_id"])
 
@@ -224,6 +265,14 @@ def _message(context: str, row: Row) -> _Node:
             "requeues": row["requeues"],
         },
         archived=row["archived"],
+        spans=_spans(
+            row,
+            begin=row["received_at"],
+            ended=ended,
+            outcome="processed" if row["processed_at"] else "dead",
+            rounds=row["requeues"] or 0,
+            runs=state == "running",
+        ),
     )
     key = row.get("source_id") or row["message_id"]
     return _Node(step, key, row["causation_id"], row["correlation_id"], row["message_id"])
@@ -267,6 +316,15 @@ def _task(context: str, row: Row) -> _Node:
             "next_attempt": readable(waiting),
         },
         archived=row["archived"],
+        spans=_spans(
+            row,
+            begin=row["created_at"],
+            ended=row["finished_at"],
+            outcome="completed" if row["status"] == "completed" else "dead",
+            runs=row["status"] == "running",
+            started=row["started_at"],
+            due=row["available_at"],
+        ),
     )
     return _Node(step, row["id"], row["causation_id"], row["correlation_id"])
 
@@ -283,6 +341,7 @@ def _run(context: str, row: Row) -> _Node:
         attempts=row["attempts"],
         error=row["error"],
         details={"scheduled_for": row["scheduled_for"]},
+        spans=_spans_of_run(row),
     )
     return _Node(step, row["id"], None, row["correlation_id"])
 

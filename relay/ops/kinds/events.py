@@ -23,8 +23,8 @@ EVENTS: Final = Kind(
     store=PostgresOutboxOperations,
     filter=EventFilter,
     id=str,
-    states=("waiting", "failing", "dead", "published", "discarded"),
-    usual=("waiting", "failing", "dead", "published", "discarded"),
+    states=("waiting", "delayed", "failing", "dead", "published", "discarded"),
+    usual=("waiting", "delayed", "failing", "dead", "published", "discarded"),
     urgent=("dead", "failing"),
     aged="occurred_at",
     order="seq",
@@ -68,7 +68,9 @@ EVENTS: Final = Kind(
         Column(name="published_seq", label="Sequence in the stream", holds="number", on_page=False),
         Column(name="dead_at", label="Given up", show="time"),
         Column(name="publish_attempts", label="Attempts", show="number", typed="attempts"),
-        Column(name="available_at", label="Next attempt", show="time", states=("waiting", "failing")),
+        Column(
+            name="available_at", label="Due", show="time", typed="due", states=("waiting", "delayed", "failing")
+        ),
         Column(name="generation", label="Generation", show="number", above=0),
         Column(name="error_code", label="Code", show="code", on_page=False),
         Column(name="publish_error", label="Error", show="reason", typed="error", on_page=False),
@@ -76,7 +78,7 @@ EVENTS: Final = Kind(
     ),
     table=(
         *("id", "status", "occurred_at", "error_code", "publish_attempts", "event_type", "partition_key"),
-        "publish_error",
+        *("available_at", "publish_error"),
     ),
     listed=(
         "status",
@@ -84,6 +86,7 @@ EVENTS: Final = Kind(
         "id",
         "aggregate_type",
         Column(name="occurred_at", label="When", show="time"),
+        Column(name="published_at", label="Next or ended", show="time", instead=("dead_at", "available_at")),
         "publish_attempts",
         Column(name="publish_error", label="Stream or error", show="outcome", instead=("published_stream",)),
     ),

@@ -79,6 +79,8 @@ class Column:
 
     def value(self, row: Mapping[str, Any]) -> Any:
         """What a cell shows of a row."""
+        if self.states and row["status"] not in self.states:
+            return None
         return next((row[it] for it in (self.name, *self.instead) if row[it] is not None), None)
 
 

@@ -56,7 +56,7 @@ JOBS: Final = Listing(
             label="Run now",
             about="Run a job now, outside its schedule. The scheduler that leads begins it at once.",
             past="run",
-            done="It will run within seconds.",
+            done="How it went is on the page of its runs.",
         ),
         Action(
             name="pause",
@@ -188,6 +188,7 @@ AUDIT: Final = Listing(
         Filter(name="action", label="Action", meaning="What was done", hint="dlq.requeue"),
         Filter(name="id", label="Row", meaning="The id of a row to which it was done", form="text"),
         Filter(name="since", label="Since", meaning="Only entries since", form="time", how="90m, or a time"),
+        Filter(name="until", label="Until", meaning="Only entries before", form="time", how="90m, or a time"),
     ),
     columns=(
         Column(name="id", label="No.", show="number"),

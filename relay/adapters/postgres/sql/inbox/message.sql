@@ -11,6 +11,7 @@ SELECT message_id AS id, message_id,
        received_at, subscription, subject, stream, stream_seq, event_type, event_version, occurred_at, partition_key,
        correlation_id::text, causation_id::text, originals, attempts, nullif(next_attempt_at, 'infinity') AS next_attempt_at, claimed_until, processed_at,
        dead_lettered_at, dead_letter_class AS class, requeues, order_key, stepped_over,
+       attempt_log, claim_token,
        coalesce(dead_letter_reason, last_error) AS last_error, headers,
        (SELECT string_agg(format('%%s of %%s', o.message_id, o.subscription), ', ' ORDER BY o.subscription)
         FROM inbox_messages AS o

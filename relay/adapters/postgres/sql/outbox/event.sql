@@ -6,7 +6,8 @@ SELECT id, seq, aggregate_type, aggregate_id, event_type, event_version, occurre
             WHEN published_at IS NOT NULL THEN 'published'
             WHEN dead_at IS NOT NULL THEN 'dead'
             WHEN publish_attempts > 0 THEN 'failing'
+            WHEN available_at > now() THEN 'delayed'
             ELSE 'waiting' END AS status,
-       headers, payload
+       attempt_log, headers, payload
 FROM outbox_events
 WHERE id = %(id)s

@@ -1,10 +1,10 @@
 -- Outbox events that match a filter, the newest first, and how many match in all, counted up to a limit. Each state
 -- is read by its own index, so a page does not read all that is in the table: the newest of it first. Of failing
--- events beyond the limit of the count, those of the first keys. Only dead and failing events have an error.
+-- events beyond the limit of the count, those of the first keys; of delayed ones, those that are due first. Only dead and failing events have an error.
 -- An event is published after it occurred, and clocks differ by less than an hour. `reach.sql` says where a short look ends
 -- in each order. `coalesce`: a plan takes a pattern that it does not know for one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
-    SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at
+    SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at, available_at
     FROM outbox_events
     WHERE (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
       AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
@@ -52,9 +52,16 @@ WITH matching AS NOT MATERIALIZED (
     (SELECT id, seq, 'waiting'
      FROM matching
      WHERE 'waiting' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
-       AND publish_attempts = 0 AND %(error)s::text IS NULL
+       AND publish_attempts = 0 AND %(error)s::text IS NULL AND coalesce(available_at <= now(), true)
        AND (%(waiting_since)s::timestamptz IS NULL OR occurred_at >= %(waiting_since)s)
      ORDER BY occurred_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT id, seq, 'delayed'
+     FROM matching
+     WHERE 'delayed' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
+       AND publish_attempts = 0 AND %(error)s::text IS NULL AND available_at > now()
+     ORDER BY available_at
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (
     SELECT id, status
