@@ -22,8 +22,8 @@ from relay.domain.errors import MissingExtraError, RelayError
 #: order of the help. The chaos commands are in another package, which only a checkout has.
 _CHAOS: Final = "chaos"
 _COMMANDS: Final = (
-    *("init", "demo", "dev", _CHAOS, "health", "doctor", "alarms", "explain", "config", "backlog", "reconcile"),
-    *("top", "ops"),
+    *("init", "demo", "dev", _CHAOS, "health", "doctor", "alarms", "explain", "find", "config", "backlog"),
+    *("reconcile", "top", "ops"),
 )
 _GROUPS: Final = (
     *(

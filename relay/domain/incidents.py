@@ -66,6 +66,7 @@ class IncidentFilter:
     kinds: tuple[DeadLetterClass, ...] = ()
     subscription: str | None = None
     event_type: str | None = None
+    partition_key: str | None = None
     reason: str | None = None
     since: datetime | None = None
     message_id: Id | None = None

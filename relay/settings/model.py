@@ -59,6 +59,8 @@ from relay.settings.values import (
     Modules,
     Names,
     SchemaName,
+    SearchedFields,
+    SearchedType,
     Size,
     StartsAt,
     Subject,
@@ -294,7 +296,8 @@ class ContextSettings(Section):
     several, each under its name.
     By default dead letters are kept longer than events (30 days, 1 GB), because operators handle them. They have
     as many replicas as the events. ``error_detail`` applies to tasks, cron jobs, and subscriptions without their
-    own value. ``system_actor``: who acts in a message-envelope, if the event names nobody.
+    own value. ``system_actor``: who acts in a message-envelope, if the event names nobody. ``search``: by which
+    fields of their payloads events of a type are found; `relay db index` makes the indexes.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -319,6 +322,7 @@ class ContextSettings(Section):
     alerts: AlertSettings = AlertSettings()
     archive: ArchiveSettings = ArchiveSettings()
     queries: QueriesSettings | None = None
+    search: dict[SearchedType, SearchedFields] = Field(default_factory=dict)
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     @property

@@ -242,4 +242,11 @@ BrokerName = Annotated[
 SchemaName = Annotated[
     str, only(is_schema, "is not a name for a schema; write a-z 0-9 _, at most 48, a-z first, not pg_…")
 ]
+_SEARCHED_TYPE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(\.[A-Za-z_][A-Za-z0-9_-]{0,63}){0,4}")
+SearchedType = Annotated[str, only(_SEARCHED_TYPE.fullmatch, "is not the type of an event")]
+SearchedFields = Annotated[
+    tuple[Annotated[str, only(_FIELD.fullmatch, "is not a field; write customer_id or order.id")], ...],
+    BeforeValidator(parse_list),
+]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]

@@ -55,10 +55,16 @@ class Rows:
         """For each route, as (method, path): queries of a GET, bodies of a POST, in an order that finds rows."""
         context, some = "/api/v1/contexts/{context}", {"limit": 1}
         dry = {"all": True, "dry_run": True}
-        return {
+        lists = ("events", "inbox", "dead-letters", "tasks", "parked", "schedule", "audit")
+        everywhere = {("GET", f"/api/v1/{it}"): [dict[str, Any]()] for it in lists}
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {
             ("GET", "/api/v1/contexts"): [{}],
             ("GET", "/api/v1/backlogs"): [{}],
             ("GET", "/api/v1/explain"): [{"id": str(number("first"))}],
+            ("GET", "/api/v1/find"): [
+                {"q": "type:order_*"},
+                {"q": str(number("first"))[:13]},
+            ],
             ("GET", "/api/v1/doctor"): [{}],
             ("GET", "/api/v1/fleet"): [{}],
             ("GET", "/api/v1/streams"): [{}],
@@ -130,6 +136,7 @@ class Rows:
             ("POST", "/api/v1/queues/{queue}/requeue"): [{"ids": [self.jobs[0], "none"]}],
             ("POST", "/api/v1/queues/{queue}/delete"): [{"all": True}],
         }
+        return everywhere | found
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ ANY: dict[str, Any] = dict.fromkeys(
         "kinds",
         "subscription",
         "event_type",
+        "partition_key",
         "reason",
         "unless",
         "since",

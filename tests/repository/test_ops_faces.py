@@ -46,6 +46,7 @@ PLACES = {
     "doctor": "/api/v1/doctor",
     "alarms": "/api/v1/alarms",
     "explain": "/api/v1/explain",
+    "find": "/api/v1/find",
     "backlog": "/api/v1/backlogs",
     "top": f"{_CONTEXT}history",
 }
@@ -53,7 +54,7 @@ PLACES = {
 ELSEWHERE = {
     "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},
     "is about this machine": {"config", "version", "schema list", "schema message-envelope"},
-    "needs the rights of an administrator": {"db upgrade", "db grant", "streams ensure"},
+    "needs the rights of an administrator": {"db upgrade", "db index", "db grant", "streams ensure"},
     "is done by upkeep every half minute": {"db repair"},
     "publishes here and now, which the API leaves to workers": {"outbox publish"},
     "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},

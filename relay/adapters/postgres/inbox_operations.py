@@ -26,6 +26,7 @@ from relay.domain.operators import (
     message_reopen_refusal,
     release_refusal,
 )
+from relay.domain.search import like
 from relay.domain.topology import subject_pattern
 
 _UNKNOWN: Final = UnknownMessage("there is no such message", hint="relay inbox list --all")
@@ -184,6 +185,7 @@ def _parameters(wanted: MessageFilter, limit: int, before: str | None = None) ->
         **bounds(limit, None),
         "statuses": list(wanted.statuses),
         "mixed": wanted.mixed,
+        "event_type": like(wanted.event_type),
         "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
         "correlation_id": as_key(wanted.correlation_id),
         **reasons("error", wanted.error),

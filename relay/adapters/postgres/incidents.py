@@ -38,6 +38,7 @@ from relay.domain.incidents import (
 from relay.domain.letters import Letter, Match
 from relay.domain.operators import Operator, Outcome, judge
 from relay.domain.policies import DeadLetterClass
+from relay.domain.search import like
 from relay.domain.traceparent import trace_id
 from relay.ports import Compared, DeadPlace
 
@@ -251,6 +252,7 @@ def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -
     return {
         **asdict(wanted),
         "statuses": statuses,
+        "event_type": like(wanted.event_type),
         # A snoozed incident is stored as an open one.
         "stored": statuses and ["open" if it == "snoozed" else it for it in statuses],
         "kinds": [kind.value for kind in wanted.kinds] or None,

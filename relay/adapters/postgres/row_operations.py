@@ -42,6 +42,7 @@ from relay.domain.operators import (
     retry_refusal,
 )
 from relay.domain.reasons import code_of, reason_filter
+from relay.domain.search import like
 
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
@@ -359,7 +360,9 @@ def _parameters(wanted: EventFilter | TaskFilter, limit: int, before: int | None
     """Return a filter as the parameters of its statement."""
     key, error = as_key(wanted.correlation_id), reasons("error", wanted.error)
     payload = payload_filter(getattr(wanted, "payload", None))
-    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error, **payload}
+    kind = "event_type" if isinstance(wanted, EventFilter) else "type"
+    named = {kind: like(getattr(wanted, kind))}
+    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error, **payload, **named}
 
 
 class PostgresTaskOperations(Operations):

@@ -21,7 +21,7 @@ from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
 from relay.ops.alarms.watch import ReadAlarms, Watch
-from relay.ops.api import archive, contexts, controls, history, queues, replays, system
+from relay.ops.api import archive, contexts, controls, everywhere, history, queues, replays, system
 from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
@@ -34,6 +34,7 @@ from relay.ops.api.turns import RequestLimits, Turns
 from relay.ops.archive import ArchiveHandlers
 from relay.ops.console.render import as_page
 from relay.ops.console.routes import attach
+from relay.ops.find import Finder
 from relay.ops.handlers import RowHandlers
 from relay.ops.kinds import KINDS
 from relay.ops.queries import queries
@@ -90,6 +91,7 @@ def create_app(
     rows = RowHandlers(settings.contexts, pools.of, limits.window)
     cold = ArchiveHandlers(settings.contexts, pools.of, patience=_PATIENCE_S)
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of, patience=_PATIENCE_S)))
+    asked = Finder(settings.contexts, pools.of, asked).answer()
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
     asked.handles(ReadAlarms)(Watch(settings, pools.of).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
@@ -104,6 +106,7 @@ def create_app(
         archive.router,
         queues.router,
         system.router,
+        everywhere.router,
         live_events.router,
     ):
         app.include_router(router, prefix="/api/v1")

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _JSON: Final = "application/json"
@@ -29,7 +30,7 @@ class Conditional:
             await self._app(scope, receive, send)
             return
         answer = _Answer(send, Headers(scope=scope).getlist("if-none-match"), head=scope["method"] == "HEAD")
-        with suppress(_Enough):
+        with suppress(_Enough, ClientDisconnect):
             await self._app({**scope, "method": "GET"}, receive, answer.tell)
 
 

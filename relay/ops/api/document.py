@@ -130,6 +130,7 @@ TAGS: Final = [
     {"name": "contexts", "description": "The rest of a context: parked keys, the schedule, the audit log."},
     {"name": "archive", "description": "Rows that were moved to files: verify, restore, replay."},
     {"name": "queues", "description": "Jobs in Redis."},
+    {"name": "all contexts", "description": "Lists over all contexts at once."},
     {"name": "system", "description": "All contexts at once, the life of a message, what is wrong, who works."},
     {"name": "probes", "description": "For whoever starts and stops processes. They need no token."},
 ]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
 from relay.adapters.jetstream.topology import Difference, StreamView
@@ -27,6 +27,7 @@ from relay.ops.api.access import Reading
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops
 from relay.ops.api.models import AlarmsOut, Problem, Text
+from relay.ops.find import Find, Found
 from relay.ops.fleet import read_fleet
 from relay.ops.queries import Diagnose, Explain
 from relay.ops.requests import Backlog, ReadBacklog, ReadRunning, RunsNow
@@ -34,6 +35,14 @@ from relay.ops.servers import DiffStreams, ListMembers, ShowStreams
 
 router: Final = APIRouter(tags=["system"], responses=PROBLEMS)
 probes: Final = APIRouter(tags=["probes"])
+
+
+#: What operators search with: see `relay.domain.search`.
+Line = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=300),
+    Field(description="Such as: customer:47 reason:timeout since:6h type:order_*", examples=["reason:timeout"]),
+]
 
 
 class BrakeOut(BaseModel):
@@ -193,6 +202,15 @@ async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive:
     """
     found = await ops.queries.ask_async(Explain(id=str(check_id(id, "id").value), archive=archive))
     return in_json(asdict(found.value)) if isinstance(found, Some) else as_response(found)
+
+
+@router.get("/find", response_model=Found)
+async def find(ops: Asked, _: Reading, q: Annotated[Line, Query()]) -> Response:
+    """Find rows of all kinds in all contexts by one line, as `relay find` does; no payloads.
+
+    A context that does not answer within 5 s is named in ``unread``.
+    """
+    return in_json(asdict((await ops.queries.ask_async(Find(text=q))).unwrap()))
 
 
 @router.get("/doctor", response_model=DoctorOut)

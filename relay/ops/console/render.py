@@ -18,6 +18,8 @@ from starlette.staticfiles import StaticFiles
 
 from relay.ops.api.answers import MadeApart
 from relay.ops.console import wording
+from relay.ops.find import words
+from relay.ops.kinds import KINDS
 
 _HERE: Final = Path(__file__).parent
 _POLICY: Final = "; ".join(
@@ -48,6 +50,15 @@ MENU: Final = (
     ("controls", "Pauses and limits"),
     ("archive", "Archive"),
     ("audit", "Audit log"),
+)
+#: Lists over all contexts: pages, and lines of the search.
+EVERYWHERE: Final = (
+    ("/find?q=kind:dead-letters+status:open", "Dead letters"),
+    ("/find?q=kind:inbox+status:failing", "Failing"),
+    ("/find?q=kind:inbox+status:running", "In flight"),
+    ("/all/parked", "Parked keys"),
+    ("/all/schedule", "Schedule"),
+    ("/all/audit", "Audit log"),
 )
 SYSTEM: Final = (("/streams", "Streams"), ("/queues", "Queues"), ("/fleet", "Fleet"))
 _THEMES: Final = ("light", "dark")
@@ -102,7 +113,10 @@ def _environment() -> Environment:
         params_but=_but,
         elsewhere=_elsewhere,
         menu=MENU,
+        words=words,
+        kinds=KINDS,
         system=SYSTEM,
+        everywhere=EVERYWHERE,
         CLASSES=wording.CLASSES,
     )
     return environment
@@ -125,6 +139,7 @@ def page(request: Request, template: str | Sequence[str], status: int = 200, **v
         "theme": theme if theme in _THEMES else None,
         "context": None,
         "now": datetime.now(UTC),
+        "line": None,
     }
     found = _environment().select_template([template] if isinstance(template, str) else template)
     return MadeApart(lambda: found.render(common | values).encode(), status, _HEADERS, "text/html")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -13,16 +14,29 @@ from starlette.responses import RedirectResponse, Response
 
 from relay.bus import Nothing
 from relay.domain.alarms import Alarm, AlarmsNow
+from relay.domain.errors import InvalidKey, InvalidRequest
 from relay.domain.findings import Diagnosis
 from relay.domain.identity import check_id
 from relay.domain.life import UnknownId
+from relay.domain.search import parse
 from relay.ops.alarms.watch import ReadAlarms
 from relay.ops.api.access import Reading
 from relay.ops.api.common import Asked, Ops
-from relay.ops.console import archive, context_pages, controls, history, lists, replays, row_actions, system
+from relay.ops.console import (
+    archive,
+    context_pages,
+    controls,
+    everywhere,
+    history,
+    lists,
+    replays,
+    row_actions,
+    system,
+)
 from relay.ops.console.life_picture import draw, entries, timed
 from relay.ops.console.overview import PATIENCE_S, Flow, Patient
-from relay.ops.console.render import Static, page
+from relay.ops.console.render import Static, link, page
+from relay.ops.find import Find
 from relay.ops.queries import Diagnose, Explain
 
 router: Final = APIRouter()
@@ -144,6 +158,21 @@ async def explain(
     )
 
 
+@router.get("/find")
+async def find(request: Request, ops: Asked, _: Reading, q: str = "") -> Response:
+    """Show what one line finds in all contexts. An id that somebody knows leads to its life."""
+    if not (line := q.strip()):
+        return RedirectResponse("/", 303)
+    terms = parse(line)
+    if len(terms) == 1 and not terms[0].name:
+        with suppress(InvalidKey, InvalidRequest):
+            text = str(check_id(terms[0].value, "q").value)
+            if not isinstance(await ops.queries.ask_async(Explain(id=text, archive=False)), Nothing):
+                return RedirectResponse(link("/explain", id=text), 303)
+    found = (await ops.queries.ask_async(Find(text=line))).unwrap()
+    return page(request, "find.html", line=line, found=found)
+
+
 def attach(app: FastAPI) -> None:
     """Serve the console at the root of an application. Data that lasts between requests is in its state."""
     app.state.flow, app.state.known = Flow(), _Known()
@@ -151,6 +180,7 @@ def attach(app: FastAPI) -> None:
     app.mount("/static", Static())
     for it in (
         router,
+        everywhere.router,
         lists.router,
         context_pages.router,
         history.router,

@@ -9,7 +9,7 @@ from relay.domain.errors import UnknownIncident
 from relay.domain.incidents import IncidentFilter, IncidentStatus
 from relay.domain.policies import DeadLetterClass
 from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, EVENT_TYPE, REASON, SUBSCRIPTION, since
+from relay.ops.kinds.shared import CHAIN, CORRELATION, EVENT_TYPE, KEY, REASON, SUBSCRIPTION, since
 
 DEAD_LETTERS: Final = Kind(
     path="dead-letters",
@@ -44,7 +44,15 @@ DEAD_LETTERS: Final = Kind(
         ),
         SUBSCRIPTION,
         EVENT_TYPE,
-        Filter(name="message_id", label="Message", meaning="Only this message id", form="id", option="message"),
+        Filter(
+            name="message_id",
+            label="Message",
+            meaning="Only this message id",
+            form="id",
+            option="message",
+            words=("id",),
+        ),
+        KEY,
         CORRELATION,
         since("recorded"),
     ),
@@ -146,6 +154,7 @@ DEAD_LETTERS: Final = Kind(
     unknown=lambda id: UnknownIncident(f"there is no dead letter {id}", hint="relay dlq list --all"),
     body="original",
     group="class",
+    began="recorded_at",
     grouped=("open",),
     fits=lambda context: bool(context.subscriptions),
 )

@@ -7,7 +7,7 @@ from typing import Final
 from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOperations
 from relay.domain.errors import NotPublishable
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, PAYLOAD, since, until
+from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, KEY, PAYLOAD, since, until
 
 EVENTS: Final = Kind(
     path="events",
@@ -36,6 +36,7 @@ EVENTS: Final = Kind(
             meaning="Only this aggregate",
             option="aggregate",
             how="TYPE:ID, or TYPE",
+            words=("aggregate",),
         ),
         Filter(
             name="aggregate_id",
@@ -43,8 +44,9 @@ EVENTS: Final = Kind(
             meaning="Only aggregates of this id",
             option=None,
             rest_of="aggregate_type",
+            words=("id",),
         ),
-        Filter(name="key", label="Key", meaning="Only this partition key", column="partition_key"),
+        KEY,
         PAYLOAD,
         CORRELATION,
         since("that happened"),
@@ -139,5 +141,6 @@ EVENTS: Final = Kind(
     trouble="Why it is not in the stream",
     settled=("published",),
     heading="event_type",
+    began="occurred_at",
     unknown=lambda id: NotPublishable(f"there is no event {id}", hint="relay outbox list"),
 )

@@ -7,7 +7,7 @@ from typing import Final
 from relay.adapters.postgres.inbox_operations import CURSOR, MessageFilter, PostgresMessageOperations
 from relay.domain.errors import UnknownMessage
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, PAYLOAD, SUBSCRIPTION, since, until
+from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, KEY, PAYLOAD, SUBSCRIPTION, since, until
 
 #: A message in these states is neither over nor in work. A filter finds those in work too: the answer names them.
 _OPEN: Final = ("waiting", "failing", "parked")
@@ -39,6 +39,7 @@ MESSAGES: Final = Kind(
             meaning="Only this message id, of any subscription",
             form="id",
             option="message",
+            words=("id",),
         ),
         SUBSCRIPTION,
         Filter(
@@ -47,9 +48,10 @@ MESSAGES: Final = Kind(
             meaning="Only this subject",
             how="* and > as in NATS",
             hint="sea.event.>",
+            words=("subject",),
         ),
         EVENT_TYPE,
-        Filter(name="key", label="Key", meaning="Only this partition key", column="partition_key"),
+        KEY,
         PAYLOAD,
         CORRELATION,
         since("received"),
@@ -151,6 +153,7 @@ MESSAGES: Final = Kind(
     trouble="Its last error",
     settled=("processed", "discarded"),
     heading="event_type",
+    began="received_at",
     unknown=lambda id: UnknownMessage(f"there is no message {id}", hint="relay inbox list --all"),
     body="body",
     group="subscription",

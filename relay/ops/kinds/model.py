@@ -38,6 +38,7 @@ class Filter:
     ``meaning``: a sentence without its full stop. ``how``: how the command line takes it. ``column``: the field of
     the store's filter, if it has another name. ``label``, ``hint``, ``options``: of its field in the console.
     ``rest_of``: the filter in whose option this one follows a colon. ``reasons``: its values are codes of reasons.
+    ``words``: its names in the line of a search; ``id`` for what a word alone may be.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Filter:
     choices: type[Enum] | None = None
     rest_of: str = ""
     reasons: bool = False
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +205,8 @@ class Kind(Listing):
     ``trouble``, but not in the states ``settled``. ``heading``: the column that a row's page has as its
     heading; else the word and the id. ``body``: the column of the payload, of bytes if it is not ``payload``.
     ``group``, ``grouped``: the column by which rows of these states are counted, beside their reason.
-    ``aged``: the column that says since when a row waits. ``unknown``: the error for an id that no row has.
-    ``fits``: whether a context may have any.
+    ``began``: the column of the time that ``since`` bounds. ``aged``: the column that says since when a row waits.
+    ``unknown``: the error for an id that no row has. ``fits``: whether a context may have any.
     """
 
     whole: str
@@ -225,6 +227,7 @@ class Kind(Listing):
     text: tuple[str, str]
     unknown: Callable[[str], RelayError]
     trouble: str
+    began: str
     settled: Sequence[str] = ()
     heading: str = ""
     body: str = "payload"

@@ -30,8 +30,10 @@ TASKS: Final = Kind(
     aged="created_at",
     order="seq",
     filters=(
-        Filter(name="type", label="Type", meaning="Only this type"),
-        Filter(name="queue", label="Queue", meaning="Only this queue"),
+        Filter(
+            name="type", label="Type", meaning="Only this type, or those that begin so: mail_*", words=("type",)
+        ),
+        Filter(name="queue", label="Queue", meaning="Only this queue", words=("queue",)),
         CORRELATION,
         since("scheduled"),
         ERROR,
@@ -94,5 +96,6 @@ TASKS: Final = Kind(
     text=("error", "last_error"),
     trouble="Its last error",
     heading="type",
+    began="created_at",
     unknown=lambda id: UnknownTask(f"there is no task {id}", hint="relay tasks list --all"),
 )

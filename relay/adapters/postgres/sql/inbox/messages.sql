@@ -19,7 +19,7 @@ WITH matching AS NOT MATERIALIZED (
     WHERE (%(keys)s::uuid[] IS NULL OR message_id = ANY (%(keys)s::uuid[]))
       AND (%(subscription)s::text IS NULL OR subscription = %(subscription)s)
       AND (%(subject)s::text IS NULL OR coalesce(subject ~ %(subject)s, false))
-      AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
+      AND (%(event_type)s::text IS NULL OR event_type LIKE %(event_type)s)
       AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)
       AND (%(payload_path)s::text[] IS NULL
            OR coalesce(relay_body_has(body, %(payload_path)s::text[], %(payload_value)s::text), false))

@@ -10,7 +10,10 @@ WITH found AS MATERIALIZED (
            OR 'poison' = ANY (%(kinds)s::text[]) AND d.class = 'deterministic' AND d.reason ~ '^HTTP 422')
       AND (NOT %(confirmed)s OR d.class <> 'unconfirmed')
       AND (%(subscription)s::text IS NULL OR d.subscription = %(subscription)s)
-      AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
+      AND (%(event_type)s::text IS NULL OR d.event_type LIKE %(event_type)s)
+      AND (%(partition_key)s::text IS NULL
+           OR EXISTS (SELECT FROM inbox_messages AS i
+                      WHERE i.message_id = d.message_id AND i.partition_key = %(partition_key)s))
       AND (%(reason)s::text IS NULL OR d.reason ~ %(reason)s AND NOT d.reason ~ ANY (%(unless)s::text[]))
       AND (%(since)s::timestamptz IS NULL OR d.recorded_at >= %(since)s)
       AND (%(message_id)s::uuid IS NULL OR d.message_id = %(message_id)s

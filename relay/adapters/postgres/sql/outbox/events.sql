@@ -6,7 +6,7 @@
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at, available_at
     FROM outbox_events
-    WHERE (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
+    WHERE (%(event_type)s::text IS NULL OR event_type LIKE %(event_type)s)
       AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
       AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
       AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)

@@ -4,7 +4,7 @@
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, queue, priority, status, claimed_until, available_at, enqueued_at, finished_at
     FROM task_outbox
-    WHERE (%(type)s::text IS NULL OR type = %(type)s)
+    WHERE (%(type)s::text IS NULL OR type LIKE %(type)s)
       AND (%(queue)s::text IS NULL OR queue = %(queue)s)
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
