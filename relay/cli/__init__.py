@@ -50,7 +50,10 @@ _PANELS: Final = {
     "Events, messages, tasks": ("outbox", "inbox", "dlq", "parked", "tasks", "schedule", "queues"),
     "Databases, streams, archives": ("db", "streams", "reconcile", "archive"),
 }
-_PANEL_OF: Final = {name: panel for panel, names in _PANELS.items() for name in names}
+_PANEL_OF: Final = {
+    **dict.fromkeys((*_COMMANDS, *_GROUPS), "What is going on"),
+    **{name: panel for panel, names in _PANELS.items() for name in names},
+}
 #: Errors of writing to a file or pipe that the shell has opened. We expect no other error without a path.
 _OUTPUT_FAILS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE}
 
