@@ -46,8 +46,29 @@ _GROUPS: Final = (
 #: Under which heading the help has a part.
 _PANELS: Final = {
     "Begin": ("init", "demo", "dev", _CHAOS, "handler", "schema", "config", "version"),
-    "What is going on": ("health", "doctor", "backlog", "explain", "fleet", "audit", "ops"),
-    "Events, messages, tasks": ("outbox", "inbox", "dlq", "parked", "tasks", "schedule", "queues"),
+    "What is going on": (
+        "health",
+        "doctor",
+        "alarms",
+        "top",
+        "backlog",
+        "explain",
+        "find",
+        "fleet",
+        "audit",
+        "ops",
+    ),
+    "Events, messages, tasks": (
+        "outbox",
+        "inbox",
+        "dlq",
+        "parked",
+        "tasks",
+        "schedule",
+        "subscriptions",
+        "controls",
+        "queues",
+    ),
     "Databases, streams, archives": ("db", "streams", "reconcile", "archive"),
 }
 _PANEL_OF: Final = {
