@@ -67,13 +67,19 @@ class ColdRows:
 
         The newest batches come first. So a row that was archived more than once gets its last state.
         """
-        found = self._selected(kind, chosen, progress, backwards=True)
-        return sum([await self._tables.restore(kind, lines, manifest.file, by) async for manifest, lines in found])
+        count = 0
+        async for manifest, lines in self._selected(kind, chosen, progress, backwards=True):
+            count += await self._tables.restore(kind, lines, manifest.file, by)
+            by = by.besides  # the first batch has used the selection up
+        return count
 
     async def replay(self, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put events back and mark them to be published again, in their order; return how many."""
-        found = self._selected(ArchiveKind.OUTBOX, chosen, progress)
-        return sum([await self._tables.replay(lines, by) async for _, lines in found])
+        count = 0
+        async for _, lines in self._selected(ArchiveKind.OUTBOX, chosen, progress):
+            if done := await self._tables.replay(lines, by):
+                count, by = count + done, by.besides
+        return count
 
     async def _selected(
         self,

@@ -302,6 +302,30 @@ class NotRequeueable(RelayError):
     code = "NOT_REQUEUEABLE"
 
 
+class NotReopenable(RelayError):
+    """There is no decision that could be taken back: a dead letter is not closed, or a task is not cancelled."""
+
+    code = "NOT_REOPENABLE"
+
+
+class NotUndoable(RelayError):
+    """This act cannot be undone: it has had effects, was undone before, or a later act has changed its rows."""
+
+    code = "NOT_UNDOABLE"
+
+
+class SelectionUsed(RelayError):
+    """The act on these rows has been done already."""
+
+    code = "SELECTION_USED"
+
+
+class UnknownSelection(RelayError):
+    """No rows were counted under this name, or it was more than a day ago."""
+
+    code = "UNKNOWN_SELECTION"
+
+
 class NotParked(RelayError):
     """No key of this name is parked."""
 

@@ -6,8 +6,9 @@ Nothing here happens automatically (building blocks §3.4).
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from relay.domain.errors import (
     InvalidRequest,
@@ -28,26 +29,60 @@ DISCARDED: Final = "discarded"
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who acts, and why. Raises InvalidRequest if ``actor`` is empty or too long."""
+    """Who acts, and why. Raises InvalidRequest if ``actor`` is empty or too long.
+
+    ``selection``: the rows that were counted for the act, which uses it up. ``undoes``: the act that this one
+    takes back. ``about``: what the audit log says of the act besides.
+    """
 
     actor: str
     note: str | None = None
+    selection: UUID | None = None
+    undoes: int | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.actor.strip() or len(self.actor) > _MAX_ACTOR_CHARS:
             raise InvalidRequest(f"must be 1 to {_MAX_ACTOR_CHARS} characters long", field="actor")
 
+    @property
+    def besides(self) -> Operator:
+        """The operator of what an act does besides: it uses up no selection, and undoes nothing."""
+        return replace(self, selection=None, undoes=None, about={})
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for each id: done, or refused with an error that says why."""
+    """The result for each id: done, or refused with an error that says why.
+
+    ``deed``: the number of the act in the audit log, if anything was done. ``left``: how many rows fit the filter
+    besides those that were counted. ``gone``: how many of these did not fit any more.
+    """
 
     done: tuple[str, ...]
     refused: tuple[tuple[str, RelayError], ...]
+    deed: int | None = None
+    left: int = 0
+    gone: int = 0
 
     def refusing(self, ids: Container[str]) -> Outcome:
         """Return the outcome with only those refusals that are about these ids."""
-        return Outcome(self.done, tuple(refusal for refusal in self.refused if refusal[0] in ids))
+        return replace(self, refused=tuple(refusal for refusal in self.refused if refusal[0] in ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """The rows that were counted for an act: only these are changed, whatever comes later.
+
+    ``kind`` and ``action``: of `relay.ops.kinds`. ``ids`` None: rows in files, as ``wanted`` says. ``wanted``: the
+    filter that found them, as JSON; None for ids that somebody chose. ``deed``: the act that has used it.
+    """
+
+    kind: str
+    action: str
+    ids: tuple[str, ...] | None
+    wanted: Mapping[str, Any] | None = None
+    deed: int | None = None
 
 
 def judge(

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from relay.domain.errors import NotRetryable, RelayError
+from relay.domain.errors import NotReopenable, NotRetryable, RelayError
 from relay.domain.identity import Originals
 
 DEFAULT_QUEUE: Final = "default"
@@ -165,6 +165,11 @@ def cancel_refusal(task: TaskState) -> RelayError | None:
     if task.running:
         return NotCancellable("runs", hint="wait for its end; its time limit will end it")
     return None if task.status in ("pending", "delivered") else NotCancellable(f"is {task.status}")
+
+
+def reopen_refusal(task: TaskState) -> RelayError | None:
+    """Why the cancelling of a task cannot be taken back; None if it can."""
+    return None if task.status == "cancelled" else NotReopenable(f"is {task.status}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, TypeAlias
+from uuid import UUID
 
 from relay.adapters.postgres.actions import Actions
 from relay.adapters.postgres.archive import PostgresArchive
@@ -22,14 +24,15 @@ from relay.adapters.postgres.replays import PostgresReplays
 from relay.adapters.postgres.running import running
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.bus import CommandBus, QueryBus
+from relay.bus.errors import NothingFound
 from relay.domain.archive import Manifest
 from relay.domain.controls import LONGEST, Act, Control, Limit, UnknownControl, What, check_name
-from relay.domain.errors import InvalidRequest, of_context
+from relay.domain.errors import InvalidRequest, NotUndoable, of_context
 from relay.domain.history import SPANS, ContextHistory
-from relay.domain.operators import Outcome
+from relay.domain.operators import Outcome, Selected
 from relay.domain.schedule import CronRun, Schedule, UnknownJob
 from relay.ops import requests
-from relay.ops.kinds import KINDS
+from relay.ops.kinds import KINDS, undoing
 from relay.settings import ContextSettings, SubscriptionSettings
 from relay.settings.urls import hide_url
 
@@ -41,6 +44,8 @@ _PAYLOADS: Final = 2
 _NAMED: Final = 50
 #: Groups are counted among this many of the newest rows.
 MAX_GROUPED: Final = 10_000
+#: How many rows besides those that were counted an act looks at: it leaves them, and says how many there are.
+_MORE: Final = 1_000
 #: Delivered tasks count too if they are due within a year.
 _EVEN_LATER: Final = timedelta(days=-365)
 
@@ -76,12 +81,16 @@ class RowHandlers:
         bus.handles(requests.ReadAudit)(self._audit)
         bus.handles(requests.ListReplays)(self._replays)
         bus.handles(requests.ReadHistory)(self._history)
+        bus.handles(requests.GetDeed)(self._deed)
+        bus.handles(requests.GetSelection)(self._selection)
         return bus
 
     def commands(self) -> CommandBus:
         """Return the bus that carries out the commands on rows."""
         bus = CommandBus()
         bus.handles(requests.ActOnRows)(self._act)
+        bus.handles(requests.KeepSelection)(self._keep)
+        bus.handles(requests.UndoDeed)(self._undo)
         bus.handles(requests.ReleaseKeys)(self._release)
         bus.handles(requests.RunJob)(self._run)
         bus.handles(requests.StartReplay)(self._start_replay)
@@ -102,7 +111,7 @@ class RowHandlers:
 
     async def _parked(self, query: requests.ListParked) -> Sequence[Row]:
         async with self._lend(query.context) as source:
-            return await PostgresParkedKeys(source).list(query.limit, query.offset)
+            return await PostgresParkedKeys(source).list(query.limit, query.offset, query.subscription)
 
     async def _task_queues(self, query: requests.ListTaskQueues) -> Sequence[str]:
         async with self._lend(query.context) as source, source() as conn:
@@ -112,7 +121,8 @@ class RowHandlers:
 
     async def _release(self, command: requests.ReleaseKeys) -> Outcome:
         async with self._lend(command.context) as source:
-            return await PostgresParkedKeys(source).release(command.keys, command.subscription, command.by)
+            keys = PostgresParkedKeys(source)
+            return await keys.release(command.keys, command.subscription, command.by, command.counted)
 
     async def _replays(self, query: requests.ListReplays) -> Sequence[Row]:
         async with self._lend(query.context) as source:
@@ -262,15 +272,46 @@ class RowHandlers:
         return file
 
     async def _act(self, command: requests.ActOnRows) -> Outcome:
-        """Do what was asked, at most: a filter that now finds more than was counted changes nothing."""
+        """Do what was asked, at most: only to the rows that were counted, if they fit as they did then."""
         action = KINDS[command.kind].action(command.action)
         async with self._store(command.kind, command.context) as store:
-            ids = await _ids(store, command) if command.ids is None else command.ids
-            outcome: Outcome = await getattr(store, action.name)(ids, command.by, **command.arguments)
+            bound = await _bound(store, command)
+            by = replace(command.by, about={**command.by.about, **bound.about})
+            outcome: Outcome = await getattr(store, action.name)(bound.ids, by, **command.arguments)
             if outcome.refused and command.wanted is not None:
-                page = await store.find(command.wanted, command.limit)
+                page = await store.find(command.wanted, len(bound.ids) + _MORE)
                 outcome = outcome.refusing({str(row["id"]) for row in page.items})
-            return outcome
+            return replace(outcome, left=bound.left, gone=bound.gone)
+
+    async def _undo(self, command: requests.UndoDeed) -> Outcome:
+        """Take back what an act did, where no later act has changed it."""
+        async with self._lend(command.context) as source:
+            actions = Actions(source)
+            if (found := await actions.rows_of(command.id)) is None:
+                raise NothingFound(f"{command.context} has no act {command.id}", hint="relay audit list")
+            word, ids, changed = found
+            if (undone := await actions.undone_by(command.id)) is not None:
+                raise NotUndoable(f"was undone by act {undone}")
+            kind, action = undoing(word)
+            later = NotUndoable("a later act has changed it")
+            refused = tuple((id, later) for id in ids if id in changed)
+            keys = [kind.key(id) for id in ids if id not in changed]
+            by = replace(command.by, undoes=command.id, about={"changed": len(refused)} if refused else {})
+            store: Any = kind.store(source, self._window)
+            outcome: Outcome = await getattr(store, action.name)(keys, by)
+            return replace(outcome, refused=(*outcome.refused, *refused))
+
+    async def _keep(self, command: requests.KeepSelection) -> UUID:
+        async with self._lend(command.context) as source:
+            return await Actions(source).keep(command.selected)
+
+    async def _selection(self, query: requests.GetSelection) -> Selected:
+        async with self._lend(query.context) as source:
+            return await Actions(source).selected(query.id)
+
+    async def _deed(self, query: requests.GetDeed) -> Row | None:
+        async with self._lend(query.context) as source:
+            return await Actions(source).deed(query.id)
 
     @asynccontextmanager
     async def _store(self, kind: str, context: str) -> AsyncIterator[Any]:
@@ -315,8 +356,31 @@ def _end(lasting: timedelta | None, until: datetime | None) -> datetime | None:
     return datetime.now(UTC) + lasting
 
 
-async def _ids(store: Any, command: requests.ActOnRows) -> list[Any]:
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The rows that an act is for. ``left``: others that fit its filter. ``gone``: those that do not any more."""
+
+    ids: Sequence[Any]
+    left: int = 0
+    gone: int = 0
+
+    @property
+    def about(self) -> Mapping[str, int]:
+        return {name: many for name, many in (("left", self.left), ("gone", self.gone)) if many}
+
+
+async def _bound(store: Any, command: requests.ActOnRows) -> _Bound:
     if command.wanted is None:
-        raise InvalidRequest("say which: ids or a filter")
-    page: Page[Row] = await store.find(command.wanted, command.limit)
-    return [row["id"] for row in page.all_of(command.limit)]
+        if command.ids is None:
+            raise InvalidRequest("say which: ids or a filter")
+        return _Bound(command.ids)
+    if command.ids is None:
+        page: Page[Row] = await store.find(command.wanted, command.limit)
+        return _Bound([row["id"] for row in page.all_of(command.limit)])
+    page = await store.find(command.wanted, len(command.ids) + _MORE)
+    found = {str(row["id"]) for row in page.items}
+    fitting = [id for id in command.ids if str(id) in found]
+    left = page.total - len(fitting)
+    if page.total > len(page.items):  # some of them may lie behind the page: the rule of the action decides
+        return _Bound(command.ids, left)
+    return _Bound(fitting, left, len(command.ids) - len(fitting))

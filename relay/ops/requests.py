@@ -2,8 +2,8 @@
 
 A command names the rows in one of two ways: by ``ids``, or by a filter in ``wanted``. If the filter finds more
 than ``limit`` rows, the command changes none. A command may have both: then the filter says how the ids were
-chosen. If it no longer finds one of them, that id is not refused, because no one has named it. For each id the
-answer says: done, or why not.
+chosen. An id that it no longer finds is left as it is and not refused, because no one has named it. For each id
+the answer says: done, or why not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import IO, Annotated, Any, Final, Literal, TypeAlias
+from uuid import UUID
 
 from pydantic import Field
 
@@ -21,7 +22,7 @@ from relay.domain.archive import Manifest
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.controls import Control, Limit, What
 from relay.domain.history import ContextHistory, Of
-from relay.domain.operators import Operator, Outcome
+from relay.domain.operators import Operator, Outcome, Selected
 from relay.domain.running import Running
 from relay.domain.schedule import CronRun, Schedule
 
@@ -99,7 +100,8 @@ class ReadPayload(Query[IO[bytes]]):
 class ActOnRows(Command[Outcome]):
     """An action on rows. All of them change in one transaction, with a row in the audit log that names ``by``.
 
-    ``action``: of the kind, which read the ``arguments``.
+    ``action``: of the kind, which read the ``arguments``. With ``ids`` and ``wanted``, only those ids are changed
+    that the filter still finds; the answer says how many others it finds.
     """
 
     kind: str
@@ -146,6 +148,38 @@ class ListReplays(Query[Sequence[Row]]):
     limit: Part = LISTED + 1
 
 
+class KeepSelection(Command[UUID]):
+    """Keep which rows were counted for an act, for a day; answers their name."""
+
+    context: str
+    selected: Selected
+
+
+class GetSelection(Query[Selected]):
+    """The rows that were counted for an act, and the act that has used them. Raises UnknownSelection."""
+
+    context: str
+    id: UUID
+
+
+class GetDeed(Query[Row]):
+    """One act of the audit log with its first rows; nothing if there is none."""
+
+    context: str
+    id: Before
+
+
+class UndoDeed(Command[Outcome]):
+    """Take back an act on rows, for all of them that no later act has changed, as one act.
+
+    Raises NotUndoable, and NothingFound if there is no such act.
+    """
+
+    context: str
+    id: Before
+    by: Operator
+
+
 class ListTaskQueues(Query[Sequence[str]]):
     """The queues of tasks (by the tasks' names) that have due or delivered tasks."""
 
@@ -159,6 +193,7 @@ class ListParked(Query[Sequence[Row]]):
     """Keys that ordered subscriptions have set aside, the longest parked first, from ``offset``."""
 
     context: str
+    subscription: str | None = None
     limit: Part = LISTED + 1
     offset: Skipped = 0
 
@@ -166,12 +201,13 @@ class ListParked(Query[Sequence[Row]]):
 class ReleaseKeys(Command[Outcome]):
     """Let keys go on in order: first the dead message, with new attempts, then the messages behind it.
 
-    ``keys`` None: all, of one ``subscription`` or of all.
+    ``keys`` None: all, of one ``subscription`` or of all. ``counted``: only these, as ``subscription/key``.
     """
 
     context: str
     keys: Sequence[str] | None = None
     subscription: str | None = None
+    counted: Sequence[str] | None = None
     by: Operator
 
 

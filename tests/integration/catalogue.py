@@ -189,6 +189,22 @@ AUDIT_LOG: dict[str, Column] = {
     "action": (TEXT, NOT_NULL, None),
     "ids": ("text[]", NOT_NULL, None),
     "note": (TEXT, NULL, None),
+    "selection": (UUID, NULL, None),
+    "undoes": (BIGINT, NULL, None),
+    "about": (JSONB, NULL, None),
+}
+AUDIT_LOG_INDEXES: dict[str, str] = {
+    "idx_audit_log_at": "(at)",
+    "uq_audit_log_selection": "(selection) WHERE (selection IS NOT NULL)",
+    "uq_audit_log_undoes": "(undoes) WHERE (undoes IS NOT NULL)",
+}
+SELECTIONS: dict[str, Column] = {
+    "id": (UUID, NOT_NULL, None),
+    "made_at": (TIME, NOT_NULL, "now()"),
+    "kind": (TEXT, NOT_NULL, None),
+    "action": (TEXT, NOT_NULL, None),
+    "ids": ("text[]", NULL, None),
+    "wanted": (JSONB, NULL, None),
 }
 ARCHIVE_BATCHES: dict[str, Column] = {
     "kind": (TEXT, NOT_NULL, None),

@@ -110,6 +110,15 @@ def task(connection: psycopg.Connection, name: str, state: str = "pending", **mo
     return number(name)
 
 
+def failing_message(connection: psycopg.Connection, name: str, **more: object) -> UUID:
+    """A message that waits for its next attempt."""
+    values = {**_WAITING, "id": number(name), "reason": None, "attempts": 3, **more}
+    connection.execute(_MESSAGE, values)
+    failing = "last_error = 'HTTP 503', next_attempt_at = now() + interval '9 s'"
+    connection.execute(f"UPDATE inbox_messages SET {failing} WHERE message_id = %s".encode(), [number(name)])
+    return number(name)
+
+
 def fill(sea: str, land: str) -> None:
     """Rows in every state in two databases."""
     with psycopg.connect(sea) as connection:
@@ -169,11 +178,7 @@ def fill_more(url: str) -> None:
         for name in ("order:7", "order:9"):
             connection.execute(parked, [name, number(name), "HTTP 422: no address"])
         connection.execute(_MESSAGE, {**_WAITING, "id": number("waiting-message"), "reason": None, "attempts": 0})
-        connection.execute(_MESSAGE, {**_WAITING, "id": number("failing-message"), "reason": None, "attempts": 3})
-        failing = "last_error = 'HTTP 503', next_attempt_at = now() + interval '9 s'"
-        connection.execute(
-            f"UPDATE inbox_messages SET {failing} WHERE message_id = %s", [number("failing-message")]
-        )
+        failing_message(connection, "failing-message")
         batch = """
             INSERT INTO archive_batches (kind, number, rows, size, sha256, first_id, first_at, last_id, last_at)
             VALUES ('outbox', 1, 5000, 412345, repeat('ab', 32), %(id)s, now() - interval '9 days', %(id)s, now())

@@ -30,6 +30,7 @@ class Rows:
     context: str
     jobs: list[str]
     letters: list[int]
+    deed: int
 
     @property
     def settings(self) -> Settings:
@@ -45,6 +46,7 @@ class Rows:
             "tasks": number("task-failed"),
             "subscriptions": next(iter(self.settings.contexts[self.context].subscriptions)),
             "replays": 1,
+            "audit": self.deed,
         }
         found = {"context": self.context, "queue": jobs.HANDLE_QUEUE, "name": "nightly_report"}
         if "/{id}" in path:
@@ -104,13 +106,15 @@ class Rows:
             ("POST", f"{context}/dead-letters/wake"): [dry, {"ids": [self.letters[3]]}],
             ("POST", f"{context}/dead-letters/discard"): [{"ids": [self.letters[1]], "note": "a test"}],
             ("POST", f"{context}/dead-letters/resolve"): [{"ids": [self.letters[2]], "note": "a test"}],
+            ("POST", f"{context}/dead-letters/reopen"): [dry, {"ids": [self.letters[1]]}],
             ("GET", f"{context}/tasks"): [some, {"thorough": True}],
             ("GET", f"{context}/tasks/{{id}}"): [{}, {"payload": True}],
             ("GET", f"{context}/tasks/{{id}}/payload"): [{}],
             ("POST", f"{context}/tasks/retry"): [dry, {"ids": [str(number("task-failed"))]}],
             ("POST", f"{context}/tasks/cancel"): [dry, {"ids": [str(number("task-0"))]}],
+            ("POST", f"{context}/tasks/reopen"): [dry, {"ids": [str(number("task-0"))]}],
             ("GET", f"{context}/parked"): [{}],
-            ("POST", f"{context}/parked/release"): [{"keys": ["order:7", "none"]}],
+            ("POST", f"{context}/parked/release"): [dry, {"keys": ["order:7", "none"]}],
             ("GET", f"{context}/schedule"): [{}],
             ("POST", f"{context}/schedule/{{name}}/run"): [{"note": "a test"}],
             ("POST", f"{context}/schedule/{{name}}/pause"): [{}],
@@ -127,6 +131,8 @@ class Rows:
             ("GET", f"{context}/subscriptions/{{id}}"): [{}],
             ("GET", f"{context}/audit"): [some, {"action": "dlq.requeue"}],
             ("GET", f"{context}/history"): [{}, {"span": "48h"}, {"of": "outbox"}],
+            ("GET", f"{context}/audit/{{id}}"): [{}],
+            ("POST", f"{context}/audit/{{id}}/undo"): [{"note": "a test"}],
             ("GET", f"{context}/archive"): [{}],
             ("POST", f"{context}/archive/verify"): [{}],
             ("POST", f"{context}/archive/restore"): [dry, {"all": True}],
@@ -152,6 +158,14 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
         await archive.command(rows=1).run(ANN)
         with psycopg.connect(database) as connection:
             rows = connection.execute("SELECT id FROM dead_letters ORDER BY id").fetchall()
+            snoozed = "UPDATE dead_letters SET snoozed_until = now() + interval '1 hour' WHERE id = %s"
+            connection.execute(snoozed, rows[4])
+            deed = connection.execute(
+                "INSERT INTO audit_log (actor, action, ids) VALUES ('ann', 'dlq.snooze', ARRAY[%s::text])"
+                " RETURNING id",
+                rows[4],
+            ).fetchone()
+            assert deed is not None
         broker = create_broker(redis, namespace=namespace, middleware=[])
         dead = kill(broker, *(handling(context, "billing") for _ in range(3)))
         gates = Gates(redis, namespace)
@@ -171,4 +185,4 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
             },
             "ops": {"users": {"all": {**USERS["operator"], "payloads": True}}},
         }
-        yield Rows(settings, context, dead, [id for (id,) in rows])
+        yield Rows(settings, context, dead, [id for (id,) in rows], deed[0])

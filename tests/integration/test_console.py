@@ -211,7 +211,7 @@ async def test_selected_dead_letters_are_requeued_after_a_question(browser: Brow
 async def test_all_that_a_filter_finds_is_discarded_with_a_note(browser: Browser, land: str) -> None:
     page = await browser.open(f"{LETTERS}/discard", all="1", reason="timeout", since="1h")
     assert page.data("count") == "9"
-    assert ("reason", "timeout") in page.fields
+    assert "reason=timeout" in page.text
     asked = await browser.send(f"{LETTERS}/discard", page.fields, 422)
     [note] = [found for _, found in asked.tags if found.get("name") == "note"]
     assert note["aria-invalid"] == "true"
@@ -220,37 +220,13 @@ async def test_all_that_a_filter_finds_is_discarded_with_a_note(browser: Browser
     assert query(land, "SELECT count(*) AS n FROM dead_letters WHERE status = 'discarded'")[0]["n"] == 9
     assert (await browser.open(f"{LETTERS}/discard", all="1", reason="timeout")).data("count") == "0"
     late = await browser.send(f"{LETTERS}/discard", [*page.fields, ("note", "late")])
-    assert late.outcome == ("0", "0")
-
-
-@pytest.mark.parametrize(
-    ("kind", "action", "one", "undo"),
-    [
-        (LETTERS, "discard", "1", "requeue"),
-        (LETTERS, "resolve", "2", "requeue"),
-        (TASKS, "cancel", str(number("task-0")), "retry"),
-    ],
-)
-async def test_what_gives_up_can_be_undone(browser: Browser, kind: str, action: str, one: str, undo: str) -> None:
-    done = await browser.send(f"{kind}/{action}", [("ids", one), ("note", "a slip")])
-    [link] = [it for it in done.links if "?ids=" in it]
-    assert link.startswith(f"{kind}/{undo}?")
-    asked = await browser.open(link)
-    again = await browser.send(f"{kind}/{undo}", asked.fields)
-    assert again.outcome == ("1", "0")
-    assert not [it for it in again.links if "?ids=" in it]
-
-
-@pytest.mark.parametrize("limits", [OpsLimits(shown=8)], ids=["few"])
-async def test_many_are_not_undone_by_an_address(browser: Browser) -> None:
-    """It would be too long for a browser. The list finds them by their state."""
-    done = await browser.send(f"{LETTERS}/discard", [("all", "1"), ("reason", "timeout"), ("note", "a slip")])
-    assert done.outcome == ("9", "0")
-    assert not [it for it in done.links if "?ids=" in it]
+    assert (late.outcome, late.data("deed")) == (done.outcome, done.data("deed"))
 
 
 async def test_events_and_tasks_are_acted_on(browser: Browser, database_url: str) -> None:
-    done = await browser.send(f"{EVENTS}/retry", [("all", "1"), ("status", "dead")])
+    asked = await browser.send(f"{EVENTS}/retry", [("all", "1"), ("status", "dead")], 422)
+    assert asked.data("count") == "1"
+    done = await browser.send(f"{EVENTS}/retry", asked.fields)
     assert done.outcome == ("1", "0")
     replayed = await browser.send(f"{EVENTS}/replay", [("ids", str(number("published-1")))])
     assert replayed.outcome == ("1", "0")
@@ -258,7 +234,8 @@ async def test_events_and_tasks_are_acted_on(browser: Browser, database_url: str
         assert "INVALID_REQUEST" in (await browser.send(path, fields, 422)).text
     retried = await browser.send(f"{TASKS}/retry", [("ids", str(number("task-failed")))])
     assert retried.outcome == ("1", "0")
-    cancelled = await browser.send(f"{TASKS}/cancel", [("all", "1"), ("type", "send_invoice")])
+    counted = await browser.open(f"{TASKS}/cancel", all="1", type="send_invoice")
+    cancelled = await browser.send(f"{TASKS}/cancel", counted.fields)
     assert cancelled.outcome == ("3", "0")
     actions = [row["action"] for row in query(database_url, "SELECT action FROM audit_log ORDER BY id")]
     assert actions == ["outbox.retry", "outbox.replay", "tasks.retry", "tasks.cancel"]

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 import axe_playwright_python
 import psycopg
@@ -207,7 +209,7 @@ def test_a_dead_letter_is_found_and_requeued_by_keyboard_alone(console: Console,
     expect(page.locator(":focus")).to_have_attribute("name", "note")
     page.keyboard.type("the service is back")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Done: 1 dead letter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Requeue: 1 dead letter")
     assert query(console.land, "SELECT note FROM audit_log ORDER BY id DESC")[0]["note"] == "the service is back"
     page.close()
     assert console.complaints == []
@@ -238,7 +240,7 @@ def test_a_deed_is_sent_once_however_often_its_button_is_pressed(console: Consol
         wait_for("it waits", lambda: query(console.land, waits))
         for _ in range(2):
             page.mouse.click(place["x"] + 9, place["y"] + 9)
-    expect(page.get_by_role("heading", level=1)).to_have_text("Done: 1 dead letter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Requeue: 1 dead letter")
     assert sent == [f"{console.base}{LETTERS}/requeue"]
     page.go_back()
     expect(button).not_to_have_attribute("aria-disabled", "true")
@@ -301,6 +303,106 @@ def test_a_refresh_under_way_does_not_take_a_selection_away(console: Console, br
     page.wait_for_load_state("networkidle")
     expect(page.locator("#selected")).to_have_text(selected)
     expect(page.locator("tbody tr").first.get_by_role("checkbox")).to_be_checked()
+    page.close()
+
+
+def test_an_act_is_asked_in_a_dialog_told_in_a_note_and_undone_there(console: Console, browser: Browser) -> None:
+    page = console.page(browser, 1280, 800, "light")
+    page.goto(f"{LETTERS}?reason=timeout")
+    before = page.url
+    total = page.locator(".count").get_attribute("data-total")
+    closed = "SELECT count(*) AS n FROM dead_letters WHERE status = 'discarded'"
+    page.locator("tbody input[name=ids]").nth(0).check()
+    page.locator("tbody input[name=ids]").nth(1).check()
+    page.locator("button[data-selected]", has_text="Discard…").click()
+    dialog = page.get_by_role("dialog", name="Discard 2 dead letters?")
+    expect(dialog.locator("[name=note]")).to_be_focused()
+    page.evaluate(AXE)
+    assert page.evaluate("rules => axe.run(document, rules)", ALL)["violations"] == []
+    page.keyboard.type("a slip")
+    page.keyboard.press("Enter")
+    note = page.locator("#toast")
+    expect(note).to_contain_text("Discard: 2 dead letters")
+    expect(dialog).to_be_hidden()
+    expect(page.locator(".count")).to_have_attribute("data-total", str(int(total or 0) - 2))
+    assert (page.url, query(console.land, closed)[0]["n"]) == (before, 2)
+    note.get_by_role("button", name="Undo").click()
+    expect(note).to_contain_text("Reopen: 2 dead letters")
+    expect(page.locator(".count")).to_have_attribute("data-total", total or "")
+    assert (page.url, query(console.land, closed)[0]["n"]) == (before, 0)
+    # A whole filter is asked about with its reasons; Escape leaves it.
+    page.goto(LETTERS)
+    page.get_by_role("link", name="Discard…").click()
+    expect(page.locator("dialog .why")).to_contain_text("timeout")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_have_count(0)
+    assert page.url.endswith(LETTERS)
+    page.close()
+    assert console.complaints == []
+
+
+def test_keys_go_through_a_list_and_ticks_stay_from_page_to_page(console: Console, browser: Browser) -> None:
+    page = console.page(browser, 1280, 800, "light")
+    page.goto("/contexts/sea/events?limit=10")
+    for key in ("j", "j", "x", "k", "x"):
+        page.keyboard.press(key)
+    expect(page.locator("tbody input:checked")).to_have_count(2)
+    ticked = {it.get_attribute("value") for it in page.locator("tbody input:checked").all()}
+    page.get_by_role("link", name="Older").click()
+    expect(page.locator("#selected")).to_have_text("2 selected, 2 on other pages:")
+    page.locator("tbody input[name=ids]").first.check()
+    page.locator("button[data-selected]", has_text="Retry…").click()
+    expect(page.get_by_role("dialog", name="Retry 3 events?")).to_be_visible()
+    page.get_by_role("link", name="Cancel").click()
+    page.get_by_role("link", name="Newer").click()
+    found = {it.get_attribute("value") for it in page.locator("tbody input:checked").all()}
+    assert found == ticked
+    page.get_by_role("button", name="Select none").click()
+    expect(page.locator("#selected")).to_have_text("Selected rows:")
+    page.locator("h1").click()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/events/show?id=*")
+    page.close()
+    assert console.complaints == []
+
+
+def test_times_are_of_here_with_utc_beside_and_a_phone_folds_the_filter(
+    console: Console, browser: Browser
+) -> None:
+    page = console.page(browser, 390, 844, "light", timezone_id="America/New_York")
+    page.goto(LETTERS)
+    time = page.locator("tbody time").first
+    assert "America/New_York" in (time.get_attribute("title") or "")
+    page.get_by_role("button", name="Times").click()
+    told, utc = page.evaluate(
+        "() => { const it = document.querySelector('tbody time'); return [it.textContent, it.dateTime]; }"
+    )
+    there = datetime.fromisoformat(utc).astimezone(ZoneInfo("America/New_York"))
+    assert told == f"{there:%Y-%m-%d %H:%M:%S}"
+    field_ = page.get_by_label("Subscription")
+    expect(field_).to_be_hidden()
+    page.get_by_text("Filter", exact=True).first.click()
+    expect(field_).to_be_visible()
+    plain = console.page(browser, 390, 844, "light", java_script_enabled=False)
+    plain.goto(LETTERS)
+    expect(plain.get_by_label("Subscription")).to_be_visible()
+    plain.close()
+    page.close()
+    assert console.complaints == []
+
+
+def test_without_scripts_pages_lead_back_as_they_led_on(console: Console, browser: Browser) -> None:
+    page = console.page(browser, 1280, 800, "light", java_script_enabled=False)
+    page.goto("/contexts/sea/events?limit=10")
+    seen = []
+    for _ in range(3):
+        seen.append(page.locator("tbody tr").first.get_attribute("id"))
+        page.get_by_role("link", name="Older").click()
+    for expected in seen[::-1]:
+        page.get_by_role("link", name="Newer").click()
+        assert page.locator("tbody tr").first.get_attribute("id") == expected
+    expect(page.get_by_role("link", name="Newer")).to_have_count(0)
     page.close()
 
 

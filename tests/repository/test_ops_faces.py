@@ -49,6 +49,7 @@ PLACES = {
     "find": "/api/v1/find",
     "backlog": "/api/v1/backlogs",
     "top": f"{_CONTEXT}history",
+    "audit undo": f"{_CONTEXT}audit/{{id}}/undo",
 }
 #: Commands that have no route, by what they are.
 ELSEWHERE = {
@@ -150,6 +151,7 @@ def list_page(kind: Kind, row: dict[str, Any]) -> str:
         "following": None,
         "unconfirmed": 0,
     }
+    paging |= {"trail": [], "passed": [], "newest": "newest", "sizes": (50,), "limit": 50, "choices": {}}
     more = {"statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
     return page_of(kind, "list.html", items=[row], **paging, **more)
 
@@ -213,9 +215,10 @@ def test_each_action_of_a_kind_is_in_all_faces_with_its_arguments(kind: Kind) ->
         assert typed["note"].required is action.needs_note
         assert f'formaction="//{action.name}"' in rows
         fields = SimpleNamespace(
-            kind=kind, action=action, ids=["1"], arguments={}, filters=[], statuses=[], note=None
+            kind=kind, action=action, ids=["1"], arguments={}, filters=None, statuses=[], note=None
         )
-        form = page_of(kind, "confirm.html", chosen=fields, count=1, some=[], missing="", wrong=None)
+        asked = {"ids": ["1"], "selection": "s", "some": [], "groups": [], "rarer": 0}
+        form = page_of(kind, "confirm.html", chosen=fields, count=1, **asked, missing="", wrong=None)
         assert action.about in unescape(form)
         for it in action.arguments:
             assert typed[it.name].required

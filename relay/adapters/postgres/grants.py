@@ -57,6 +57,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "alert_conditions": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "corrections": Rights("SELECT, INSERT"),
     "audit_log": Rights("SELECT, INSERT"),
+    "selections": Rights("SELECT, INSERT, DELETE"),
     "processed_events": Rights("SELECT, INSERT, DELETE", "SELECT, INSERT (handler, message_id)"),
     "task_outbox": Rights("SELECT, INSERT, UPDATE, DELETE", f"INSERT ({_TASK})"),
     "task_rates": Rights("SELECT, INSERT, UPDATE"),

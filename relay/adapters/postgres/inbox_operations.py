@@ -175,7 +175,7 @@ class PostgresMessageOperations(Operations):
         await PostgresIncidents(self._source).record_rows([UUID(key) for key in given])
         outcome = await self._change(change, [UUID(key) for key in given], refusal, _UNKNOWN, by, action)
         refused = tuple((given[key], error) for key, error in outcome.refused)
-        return Outcome(tuple(given[key] for key in outcome.done), refused)
+        return replace(outcome, done=tuple(given[key] for key in outcome.done), refused=refused)
 
 
 def _parameters(wanted: MessageFilter, limit: int, before: str | None = None) -> dict[str, Any]:

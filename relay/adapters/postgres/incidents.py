@@ -17,7 +17,16 @@ from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.bounded import CELL, bounded
 from relay.adapters.postgres.paging import Page, Row, bounds
 from relay.adapters.postgres.pool import Connection, query
-from relay.adapters.postgres.row_operations import Operations, as_key, audit, coded, named, reasons, who
+from relay.adapters.postgres.row_operations import (
+    Operations,
+    Refusal,
+    as_key,
+    audit,
+    coded,
+    named,
+    reasons,
+    who,
+)
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -31,6 +40,7 @@ from relay.domain.incidents import (
     close_refusal,
     gone,
     release_refusal,
+    reopen_refusal,
     requeue_refusal,
     unknown,
     wake_refusal,
@@ -144,9 +154,7 @@ class PostgresIncidents(Operations):
         """
         async with self._source() as conn, conn.transaction():
             wanted, refused = await _judged(conn, ids, requeue_refusal)
-            done = await _requeue(conn, wanted, by)
-        refused += [(str(id), gone()) for id in wanted if id not in done]
-        return Outcome(tuple(str(id) for id in wanted if id in done), tuple(refused))
+            return await _requeue(conn, wanted, by, refused)
 
     async def discard(self, ids: Sequence[int], by: Operator) -> Outcome:
         """Give up messages permanently. Raises InvalidRequest without a note.
@@ -159,6 +167,19 @@ class PostgresIncidents(Operations):
         """Close incidents that were solved by other means. Otherwise like `discard`."""
         return await self._close(ids, IncidentStatus.RESOLVED, "dlq.resolve", by)
 
+    async def reopen(self, ids: Sequence[int], by: Operator) -> Outcome:
+        """Open discarded and resolved incidents again. Nothing runs, and no alert is sent.
+
+        An incident is refused with UNKNOWN_INCIDENT or NOT_REOPENABLE.
+        """
+        async with self._source() as conn, conn.transaction():
+            wanted, refused = await _judged(conn, ids, reopen_refusal)
+            deed = None
+            if wanted:
+                await conn.execute(statement("incidents/reopen"), {"ids": wanted})
+                deed = await audit(conn, "dlq.reopen", wanted, by, refused)
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
+
     async def snooze(self, ids: Sequence[int], by: Operator, *, duration: timedelta | None) -> Outcome:
         """Hide incidents from the open ones for a time. Then they are open again, and an alert names them again.
 
@@ -167,10 +188,11 @@ class PostgresIncidents(Operations):
         refusal, action = (close_refusal, "dlq.snooze") if duration else (wake_refusal, "dlq.wake")
         async with self._source() as conn, conn.transaction():
             wanted, refused = await _judged(conn, ids, refusal)
+            deed = None
             if wanted:
                 await conn.execute(statement("incidents/snooze"), {"ids": wanted, "duration": duration})
-                await audit(conn, action, wanted, by)
-        return Outcome(tuple(map(str, wanted)), tuple(refused))
+                deed = await audit(conn, action, wanted, by, refused)
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
 
     async def wake(self, ids: Sequence[int], by: Operator) -> Outcome:
         """Open snoozed incidents again, without another alert. Any other is refused with INCIDENT_CLOSED."""
@@ -181,9 +203,8 @@ class PostgresIncidents(Operations):
             raise InvalidRequest("say why", field="note")
         async with self._source() as conn, conn.transaction():
             wanted, refused = await _judged(conn, ids, close_refusal)
-            if wanted:
-                await _closed(conn, wanted, status, action, by)
-        return Outcome(tuple(map(str, wanted)), tuple(refused))
+            deed = await _closed(conn, wanted, status, action, by, refused) if wanted else None
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
 
 
 async def _record_letters(conn: Connection, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
@@ -282,22 +303,32 @@ async def _judged(
     return judge(ids, found, refusal, unknown)
 
 
-async def _requeue(conn: Connection, ids: Sequence[int], by: Operator) -> set[int]:
-    """Make the inbox rows of incidents due at once; return the incidents that had a row to reset."""
-    done = {id for (id,) in await query(conn, "inbox/requeue", ids=list(ids))}
+async def _requeue(conn: Connection, ids: Sequence[int], by: Operator, refused: Sequence[Refusal] = ()) -> Outcome:
+    """Make the inbox rows of incidents due at once. An incident that has no row to reset is refused."""
+    reset = {id for (id,) in await query(conn, "inbox/requeue", ids=list(ids))}
+    done = [id for id in ids if id in reset]
+    refused = [*refused, *((str(id), gone()) for id in ids if id not in reset)]
+    status, deed = IncidentStatus.REQUEUED, None
     if done:
-        await _closed(conn, [id for id in ids if id in done], IncidentStatus.REQUEUED, "dlq.requeue", by)
-    return done
+        deed = await _closed(conn, done, status, "dlq.requeue", by, refused)
+    return Outcome(tuple(map(str, done)), tuple(refused), deed)
 
 
-async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> None:
+async def _closed(
+    conn: Connection,
+    ids: Sequence[int],
+    status: IncidentStatus,
+    action: str,
+    by: Operator,
+    refused: Sequence[Refusal],
+) -> int:
     """Close incidents. A key that was blocked goes on: with its message if that is requeued, else without."""
     which = {"ids": list(ids)}
     await conn.execute(statement("incidents/close"), {**which, "status": status.value, **who(by)})
     if status is not IncidentStatus.REQUEUED:
         await conn.execute(statement("outbox/skip_heads"), which)
     await conn.execute(statement("outbox/release_heads"), which)
-    await audit(conn, action, ids, by)
+    return await audit(conn, action, ids, by, refused)
 
 
 # --- keys that are parked behind a dead letter (DESIGN §6) ---
@@ -306,31 +337,45 @@ async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, 
 class PostgresParkedKeys(Operations):
     """Only changes rows: the sweep then finds the messages that may run."""
 
-    async def list(self, limit: int, offset: int) -> Sequence[Row]:
-        """Some of the parked keys, the longest parked first."""
-        which = {"limit": limit, "offset": offset}
+    async def list(self, limit: int, offset: int, subscription: str | None = None) -> Sequence[Row]:
+        """Some of the parked keys, of one subscription or of all (None), the longest parked first."""
+        which = {"limit": limit, "offset": offset, "subscription": subscription}
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(await bounded(conn, "inbox/parked_keys", which, CELL), which)
             return [named(row, "head") for row in await cursor.fetchall()]
 
-    async def release(self, keys: Sequence[str] | None, subscription: str | None, by: Operator) -> Outcome:
+    async def release(
+        self,
+        keys: Sequence[str] | None,
+        subscription: str | None,
+        by: Operator,
+        counted: Sequence[str] | None = None,
+    ) -> Outcome:
         """Release keys by name, or all (None), of one subscription or of all (None).
+
+        ``counted``: only these, as ``subscription/key``; one that is not parked any more is left out.
 
         They go on in order: first the dead head, with new attempts, then the messages behind it. A key is refused
         with NOT_PARKED, UNREADABLE_MESSAGE, or NOT_REQUEUEABLE while the head's dead letter is not recorded yet.
         """
-        parameters = {"keys": None if keys is None else [*keys], "subscription": subscription}
+        parameters = {
+            "keys": None if keys is None else [*keys],
+            "subscription": subscription,
+            "counted": None if counted is None else [*counted],
+        }
         async with self._source() as conn, conn.transaction():
             heads = [ParkedHead(*row) for row in await query(conn, "inbox/lock_parked", **parameters)]
             wanted, refused = judge((), {head.name: head for head in heads}, release_refusal, _not_parked)
             refused += [(key, _not_parked(key)) for key in dict.fromkeys(keys or ()) if key not in _keys(heads)]
+            deed = None
             if wanted:
                 released = [head for head in heads if head.name in wanted]
-                await _requeue(conn, [it.incident for it in released if it.dead and it.incident is not None], by)
+                dead = [it.incident for it in released if it.dead and it.incident is not None]
+                await _requeue(conn, dead, by.besides)
                 which = {"subscriptions": [it.subscription for it in released], "keys": _keys(released)}
                 await conn.execute(statement("inbox/release_keys"), which)
-                await audit(conn, "parked.release", wanted, by)
-        return Outcome(tuple(wanted), tuple(refused))
+                deed = await audit(conn, "parked.release", wanted, by, refused)
+        return Outcome(tuple(wanted), tuple(refused), deed)
 
 
 def _keys(heads: Iterable[ParkedHead]) -> Sequence[str]:

@@ -5,14 +5,16 @@ Every action is one transaction with its row in the audit log. It answers for ea
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final, TypeAlias
 from uuid import UUID
 
 from psycopg import sql
+from psycopg.errors import UniqueViolation
 from psycopg.rows import dict_row
 
 from relay.adapters.postgres.attempt_rows import with_attempts
@@ -28,7 +30,9 @@ from relay.domain.errors import (
     NotReplayable,
     NotStoppable,
     NotStopped,
+    NotUndoable,
     RelayError,
+    SelectionUsed,
 )
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, Id, Identity, known_originals
 from relay.domain.operators import (
@@ -44,6 +48,15 @@ from relay.domain.operators import (
 from relay.domain.reasons import code_of, reason_filter
 from relay.domain.search import like
 
+#: An id that was refused, and why.
+Refusal: TypeAlias = tuple[str, RelayError]
+#: How many of them the audit log names, and how long their ids may be there.
+_REFUSALS: Final = 100
+_ID_CHARS: Final = 200
+_DONE_TWICE: Final[Mapping[str, tuple[type[RelayError], str]]] = {
+    "uq_audit_log_selection": (SelectionUsed, "this was done already"),
+    "uq_audit_log_undoes": (NotUndoable, "this was undone already"),
+}
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
 
@@ -159,10 +172,11 @@ class Operations:
             rows = await query(conn, f"{self.kind}/lock_many", ids=list(ids))
             found = {id: self.state(*rest) for id, *rest in rows}
             wanted, refused = judge(ids, found, refusal, lambda _: unknown)
+            deed = None
             if wanted:
                 await conn.execute(statement(f"{self.kind}/{change}"), {"ids": wanted})
-                await audit(conn, f"{self.kind}.{action or change}", wanted, by)
-        return Outcome(tuple(map(str, wanted)), tuple(refused))
+                deed = await audit(conn, f"{self.kind}.{action or change}", wanted, by, refused)
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
 
 
 def named(row: Row, column: str) -> Row:
@@ -216,10 +230,37 @@ def as_key(id: Id | None) -> UUID | None:
     return Identity.of(id).uuid if isinstance(id, str) else id
 
 
-async def audit(conn: Connection, action: str, ids: Sequence[object], by: Operator) -> None:
-    """Record who did what to which ids, in the open transaction."""
-    parameters = {"action": action, "ids": [str(id) for id in ids], **who(by)}
-    await conn.execute(statement("session/write_audit"), parameters)
+async def audit(
+    conn: Connection, action: str, ids: Sequence[object], by: Operator, refused: Sequence[Refusal] = ()
+) -> int:
+    """Record who did what to which ids, and which were refused, in the open transaction; returns its number.
+
+    Raises SelectionUsed and NotUndoable if another act was faster: so nothing is done twice.
+    """
+    about = {**by.about, **_refusals(refused)}
+    parameters = {
+        "action": action,
+        "ids": [str(id) for id in ids],
+        "selection": by.selection,
+        "undoes": by.undoes,
+        "about": json.dumps(about) if about else None,
+        **who(by),
+    }
+    try:
+        [(deed,)] = await query(conn, "session/write_audit", **parameters)
+    except UniqueViolation as error:
+        if (twice := _DONE_TWICE.get(error.diag.constraint_name or "")) is None:
+            raise
+        kind, text = twice
+        raise kind(text, hint="relay audit list") from None
+    return int(deed)
+
+
+def _refusals(refused: Sequence[Refusal]) -> Row:
+    if not refused:
+        return {}
+    shown = [[clean(id[:_ID_CHARS]), it.code, it.message, it.hint] for id, it in refused[:_REFUSALS]]
+    return {"refusals": len(refused), "refused": shown}
 
 
 def who(by: Operator) -> dict[str, str | None]:
@@ -304,7 +345,8 @@ class PostgresOutboxOperations(Operations):
         given = {str(row): str(id) for id, row in rows.items()}
         outcome = await self._change(change, list(rows.values()), refusal, unknown, by)
         done, refused = outcome.done, outcome.refused
-        return Outcome(tuple(given[row] for row in done), tuple((given[row], error) for row, error in refused))
+        named = tuple((given[row], error) for row, error in refused)
+        return replace(outcome, done=tuple(given[row] for row in done), refused=named)
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Let failed events be tried again. The operation that wrote them is not repeated.
@@ -410,3 +452,7 @@ class PostgresTaskOperations(Operations):
     async def cancel(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Cancel tasks that do not run now. A task is refused with NOT_CANCELLABLE or UNKNOWN_TASK."""
         return await self._change("cancel", ids, tasks.cancel_refusal, _UNKNOWN_TASK, by)
+
+    async def reopen(self, ids: Sequence[UUID], by: Operator) -> Outcome:
+        """Take the cancelling of tasks back. A task is refused with NOT_REOPENABLE or UNKNOWN_TASK."""
+        return await self._change("reopen", ids, tasks.reopen_refusal, _UNKNOWN_TASK, by)

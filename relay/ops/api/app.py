@@ -21,7 +21,7 @@ from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
 from relay.ops.alarms.watch import ReadAlarms, Watch
-from relay.ops.api import archive, contexts, controls, everywhere, history, queues, replays, system
+from relay.ops.api import archive, contexts, controls, deeds, everywhere, history, queues, replays, system
 from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
@@ -103,6 +103,7 @@ def create_app(
         replays.router,
         controls.router,
         history.router,
+        deeds.router,
         archive.router,
         queues.router,
         system.router,

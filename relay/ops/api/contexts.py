@@ -7,21 +7,24 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
+from uuid import UUID
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from relay.bus.http import json_response
+from relay.domain.errors import TooMany
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, answered, outcome_of
+from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, answered, counted, outcome_of
 from relay.ops.api.lines import IN_LINES, READ, Lined, in_lines
 from relay.ops.api.models import Moment, Number, OutcomeOut, Text
 from relay.ops.api.parts import PartAsked
 from relay.ops.api.rows_out import listing_model
 from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
+    TYPED,
     ListParked,
     PauseJob,
     ReadAudit,
@@ -31,8 +34,10 @@ from relay.ops.requests import (
     ResumeJob,
     RunJob,
 )
+from relay.ops.selections import keep, look_up
 
 router: Final = APIRouter(prefix="/contexts/{context}", tags=["contexts"], responses=PROBLEMS)
+_RELEASE: Final = PARKED.action("release")
 _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
@@ -98,19 +103,25 @@ class JobPausedOut(BaseModel):
 
 
 class Keys(BaseModel):
-    """Which parked keys: ``keys`` by their names, or ``all``, maybe of one ``subscription``."""
+    """Which parked keys: ``keys`` by their names, ``all``, maybe of one ``subscription``, or a ``selection``.
+
+    ``dry_run``: count, and change nothing. The answer has a ``selection``: given back, those keys are released,
+    once.
+    """
 
     model_config = _STRICT
 
     keys: Annotated[list[Text], Field(min_length=1, max_length=10_000)] | None = None
     all: bool = False
+    selection: UUID | None = None
     subscription: Text | None = None
     note: Text | None = None
+    dry_run: bool = False
 
     @model_validator(mode="after")
     def _one_way(self) -> Keys:
-        if (self.keys is None) != self.all:
-            raise ValueError("say which, in one way: keys, or all")
+        if (self.keys is not None) + self.all + (self.selection is not None) != 1:
+            raise ValueError("say which, in one way: keys, all, or a selection")
         return self
 
 
@@ -156,9 +167,28 @@ async def _list_parked_keys(
     "/parked/release", response_model=OutcomeOut, name="release_keys", description=PARKED.action("release").about
 )
 async def _release_keys(ops: Asked, caller: Operating, context: InContext, chosen: Keys) -> Response:
-    by = Operator(caller.name, chosen.note)
-    command = ReleaseKeys(context=context, keys=chosen.keys, subscription=chosen.subscription, by=by)
-    return outcome_of("release", await ops.do(command))
+    names: Sequence[str] | None = None
+    if chosen.selection is not None:
+        names = (await look_up(ops, context, PARKED, _RELEASE, chosen.selection)).ids
+    if chosen.dry_run:
+        if names is None:
+            names = await parked_names(ops, context, chosen.keys, chosen.subscription)
+        kept = chosen.selection or await keep(ops, context, PARKED, _RELEASE, names, None)
+        return counted(_RELEASE.name, len(names), kept)
+    by = Operator(caller.name, chosen.note, selection=chosen.selection)
+    which = {"keys": chosen.keys, "subscription": chosen.subscription, "counted": names}
+    return outcome_of(_RELEASE.name, await ops.do(ReleaseKeys(context=context, **which, by=by)), context)
+
+
+async def parked_names(
+    ops: Ops, context: str, keys: Sequence[str] | None, subscription: str | None
+) -> Sequence[str]:
+    """The keys that are parked, by the names that the audit log has. Raises TooMany."""
+    query = ListParked(context=context, subscription=subscription, limit=TYPED + 1)
+    found = (await ops.queries.ask_async(query)).unwrap()
+    if len(found) > TYPED:
+        raise TooMany(f"more than {TYPED:,} keys are parked", hint="name keys or a subscription")
+    return [f"{it['subscription']}/{it['key']}" for it in found if keys is None or it["key"] in keys]
 
 
 @router.get(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -69,9 +69,10 @@ class _Paged(_Looked):
 
 
 class Selection(BaseModel, Generic[Key, FilterModel]):
-    """What an action is done to: ``ids``, or what a ``filter`` finds, or ``all``. And why: ``note``.
+    """What an action is done to: ``ids``, what a ``filter`` finds, ``all``, or a ``selection``. And why: ``note``.
 
-    Nothing is done if a filter finds more than ``limit``. ``dry_run``: count, and change nothing.
+    Nothing is done if a filter finds more than ``limit``. ``dry_run``: count, and change nothing; the answer has a
+    ``selection``: given back, the action is done to the rows that were counted, once, and to no others.
     """
 
     model_config = _STRICT
@@ -79,6 +80,7 @@ class Selection(BaseModel, Generic[Key, FilterModel]):
     ids: Annotated[list[Key], Field(min_length=1, max_length=10_000)] | None = None
     filter: FilterModel | None = None
     all: bool = False
+    selection: UUID | None = None
     limit: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     note: Text | None = None
     dry_run: bool = False
@@ -86,8 +88,8 @@ class Selection(BaseModel, Generic[Key, FilterModel]):
     @model_validator(mode="after")
     def _one_way(self) -> Selection[Key, FilterModel]:
         filtered = self.filter is not None and bool(self.filter.model_dump(exclude_defaults=True))
-        if (self.ids is not None) + filtered + self.all != 1:
-            raise ValueError("say which, in one way: ids, a filter that is not empty, or all")
+        if (self.ids is not None) + filtered + self.all + (self.selection is not None) != 1:
+            raise ValueError("say which, in one way: ids, a filter that is not empty, all, or a selection")
         return self
 
 
@@ -159,6 +161,11 @@ def _field(it: Filter) -> tuple[str, Any]:
 def values_of(kind: Kind, asked: BaseModel) -> dict[str, Any]:
     """The values of the filters of a kind in a model, by name."""
     return {it.name: getattr(asked, it.name) for it in kind.filters}
+
+
+def wanted_of(kind: Kind, filters: Mapping[str, Any], states: Sequence[str]) -> Any:
+    """The filter of the rows in these states. ``filters``: as JSON, by name. Raises InvalidKey."""
+    return kind.wanted(values_of(kind, models_of(kind).page.model_validate(filters)), states)
 
 
 # --- answers ---
@@ -261,6 +268,9 @@ class OutcomeOut(BaseModel):
     """What became of each id. ``action``: what was asked. ``dry_run``: whether it was only counted.
 
     ``count``: how many were done, or would be. ``done``: their ids. ``refused``: the others, and why.
+    ``deed``: the number of the act in the audit log, to look at and to undo; null if nothing was done. ``left``:
+    how many fit the filter besides those that were counted. ``gone``: how many of these did not fit any more.
+    ``selection``: of a dry run, to be given back with the act.
     """
 
     action: str
@@ -268,3 +278,32 @@ class OutcomeOut(BaseModel):
     count: int
     done: list[str]
     refused: list[RefusedOut]
+    deed: int | None = None
+    left: int = 0
+    gone: int = 0
+    selection: UUID | None = None
+
+
+class DeedOut(BaseModel):
+    """One act of the audit log. ``id``: its number. ``at``: when. ``actor``: who. ``action``: what was done.
+
+    ``ids``: the first hundred of its rows. ``count``: how many rows it changed. ``undo``: the action that takes it
+    back; null if there is none. ``undoes``: the act that it took back. ``undone_by``: the act that took it back.
+    ``refusals``: how many rows were refused. ``refused``: the first hundred of them. ``left``: how many came after
+    they were counted. ``gone``: how many did not fit any more.
+    """
+
+    id: int
+    at: AwareDatetime
+    actor: str
+    action: str
+    note: str | None
+    ids: list[str]
+    count: int
+    undo: str | None
+    undoes: int | None
+    undone_by: int | None
+    refusals: int
+    refused: list[RefusedOut]
+    left: int
+    gone: int

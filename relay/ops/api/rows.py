@@ -10,8 +10,11 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
 from relay.adapters.postgres.bounded import PAYLOAD
+from relay.adapters.postgres.paging import Page, Row
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
+from relay.domain.operators import Operator
+from relay.ops import selections
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import (
@@ -19,19 +22,20 @@ from relay.ops.api.common import (
     Asked,
     InContext,
     Ops,
-    acted,
+    counted,
     lines_of,
+    outcome_of,
     page_of,
     paged,
     payload_of,
     row_of,
 )
 from relay.ops.api.lines import IN_LINES, Lined
-from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of
+from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of, wanted_of
 from relay.ops.api.rows_out import details_model, group_model, list_model
 from relay.ops.kinds import Action, Kind
 from relay.ops.kinds.model import either
-from relay.ops.requests import GetRow, GroupRows
+from relay.ops.requests import ActOnRows, FindRows, GetRow, GroupRows
 
 #: What a download is, for the OpenAPI document.
 _FILE: Final[dict[int | str, dict[str, Any]]] = {
@@ -131,17 +135,48 @@ def _act(kind: Kind, action: Action) -> Any:
 async def _acted(
     ops: Ops, caller: Caller, context: str, kind: Kind, action: Action, chosen: Selection[Any, Any]
 ) -> Response:
-    filters = values_of(kind, chosen.filter) if chosen.filter else {}
-    narrowing = {name for name, value in filters.items() if value}
-    kind.check(action, narrowing, every=chosen.all)
-    ids = None if chosen.ids is None else [kind.key(str(id), "ids") for id in chosen.ids]
-    what = {
-        "context": context,
-        "ids": ids,
-        "wanted": None if ids else kind.wanted(filters, action.states),
-        "arguments": action.read({it.name: str(getattr(chosen, it.name)) for it in action.arguments}),
-    }
-    return await acted(ops, caller, kind, action, chosen, what)
+    arguments = action.read({it.name: str(getattr(chosen, it.name)) for it in action.arguments})
+    rows = await _chosen(ops, context, kind, action, chosen)
+    if chosen.dry_run:
+        return await _counted(ops, context, kind, action, chosen, rows)
+    command = ActOnRows(
+        kind=kind.path,
+        action=action.name,
+        context=context,
+        ids=rows.ids,
+        wanted=None if rows.filter is None else wanted_of(kind, rows.filter, rows.states),
+        limit=chosen.limit,
+        arguments=arguments,
+        by=Operator(caller.name, chosen.note, selection=chosen.selection),
+    )
+    return outcome_of(action.name, await ops.do(command), context)
+
+
+async def _chosen(
+    ops: Ops, context: str, kind: Kind, action: Action, chosen: Selection[Any, Any]
+) -> selections.Counted:
+    """The rows that a request is for: those of its selection; or ids, or a filter as it was given."""
+    if chosen.selection is not None:
+        return await selections.rows_of(ops, context, kind, action, chosen.selection)
+    filters = chosen.filter.model_dump(mode="json", exclude_defaults=True) if chosen.filter else {}
+    kind.check(action, filters, every=chosen.all)
+    if chosen.ids is not None:
+        return selections.Counted([kind.key(str(id), "ids") for id in chosen.ids], None, ())
+    return selections.Counted(None, filters, action.states)
+
+
+async def _counted(
+    ops: Ops, context: str, kind: Kind, action: Action, chosen: Selection[Any, Any], rows: selections.Counted
+) -> Response:
+    ids, found = rows.ids, None
+    if ids is None:
+        found = selections.as_wanted(rows.filter or {}, rows.states)
+        wanted = wanted_of(kind, rows.filter or {}, rows.states)
+        query = FindRows(kind=kind.path, context=context, wanted=wanted, limit=chosen.limit)
+        page: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+        ids = [row["id"] for row in page.all_of(chosen.limit)]
+    kept = chosen.selection or await selections.keep(ops, context, kind, action, ids, found)
+    return counted(action.name, len(ids), kept)
 
 
 def _declared(route: Any, name: str, about: str, caller: Any, **parameters: Any) -> Any:

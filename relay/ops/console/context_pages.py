@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
+from uuid import UUID
 
 from fastapi import APIRouter, Request
 from pydantic import AwareDatetime, BaseModel
 from starlette.responses import RedirectResponse, Response
 
 from relay.bus import Command
-from relay.domain.errors import InvalidRequest
+from relay.domain.errors import InvalidRequest, NotParked
 from relay.domain.operators import Operator
 from relay.domain.schedule import UnknownJob, pause_refusal
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import Asked, InContext
-from relay.ops.api.contexts import AuditAsked
+from relay.ops.api.contexts import AuditAsked, parked_names
 from relay.ops.api.models import Text
 from relay.ops.console.confirmation import Confirmation, note_of
 from relay.ops.console.forms import Form, Pairs, checked, read
-from relay.ops.console.render import link, page
+from relay.ops.console.render import deed_path, link, page
+from relay.ops.console.row_actions import used_by
+from relay.ops.console.wording import plural
 from relay.ops.kinds import AUDIT, JOBS, PARKED
 from relay.ops.requests import (
     LISTED,
@@ -32,6 +36,7 @@ from relay.ops.requests import (
     ResumeJob,
     RunJob,
 )
+from relay.ops.selections import keep, look_up
 
 router: Final = APIRouter(prefix="/contexts/{context}")
 Verb = Literal["run", "pause", "resume"]
@@ -56,41 +61,52 @@ class _Keys(BaseModel):
     all: bool = False
 
 
-def _release(context: str, pairs: Pairs) -> tuple[Confirmation, _Keys]:
-    asked = read(_Keys, [it for it in pairs if it[0] != "note"])
-    if (asked.key is None) != asked.all:
-        raise InvalidRequest("say which: a key, or all")
-    which = "all parked keys" if asked.key is None else f"the key {asked.key}"
-    where = f" of {asked.subscription}" if asked.subscription else ""
+def _release(context: str, names: Sequence[str], selection: UUID | None = None) -> Confirmation:
+    """The question before keys go on. ``names``: those that were counted."""
+    count = f"{_RELEASE.label} {plural(len(names), PARKED.one)}"
     base = f"/contexts/{context}/parked"
-    fields = [(name, str(value)) for name, value in asked.model_dump(exclude_defaults=True).items()]
-    confirmation = Confirmation(
-        button=_RELEASE.label,
-        question=f"{_RELEASE.label} {which}{where}?",
+    return Confirmation(
+        button=count,
+        question=f"{count}: {names[0]}?" if len(names) == 1 else f"{count}?",
         about=_RELEASE.about,
         done=_RELEASE.past,
         to=f"{base}/release",
         back=base,
-        fields=fields,
+        fields=[("selection", str(selection))],
         context=context,
     )
-    return confirmation, asked
 
 
 @router.get("/parked/release")
-async def ask_release(request: Request, _: Operating, context: InContext) -> Response:
-    """Ask before keys go on."""
-    return _release(context, request.query_params.multi_items())[0].ask(request)
+async def ask_release(request: Request, ops: Asked, _: Operating, context: InContext) -> Response:
+    """Count the keys, keep which they are, and ask before they go on. Changes none of them."""
+    asked = read(_Keys, [it for it in request.query_params.multi_items() if it[0] != "note"])
+    if (asked.key is None) != asked.all:
+        raise InvalidRequest("say which: a key, or all")
+    keys = None if asked.key is None else [asked.key]
+    names = await parked_names(ops, context, keys, asked.subscription)
+    if not names:
+        raise NotParked("is not parked any more" if keys else "no key is parked any more", hint="look at the list")
+    return _release(context, names, await keep(ops, context, PARKED, _RELEASE, names, None)).ask(request)
 
 
 @router.post("/parked/release")
 async def release(request: Request, ops: Asked, caller: Operating, context: InContext, form: Form) -> Response:
-    """Let keys go on."""
-    confirmation, asked = _release(context, form)
-    keys = None if asked.key is None else [asked.key]
-    by = Operator(caller.name, note_of(form))
-    command = ReleaseKeys(context=context, keys=keys, subscription=asked.subscription, by=by)
-    return confirmation.result_page(request, await ops.do(command))
+    """Let the keys go on that were counted, once, and lead to the page of the deed."""
+    if (deed := await used_by(ops, context, form)) is not None:
+        return RedirectResponse(deed_path(context, deed), 303)
+    selection = read(_Counted, [it for it in form if it[0] != "note"]).selection
+    names = (await look_up(ops, context, PARKED, _RELEASE, selection)).ids or ()
+    by = Operator(caller.name, note_of(form), selection=selection)
+    result = await ops.do(ReleaseKeys(context=context, counted=names, by=by))
+    outcome = result.unwrap()
+    if outcome.deed is None:
+        return _release(context, names).result_page(request, result)
+    return RedirectResponse(deed_path(context, outcome.deed), 303)
+
+
+class _Counted(BaseModel):
+    selection: UUID
 
 
 # --- the schedule ---

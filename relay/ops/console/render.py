@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -95,6 +95,11 @@ def link(path: str, **query: Any) -> str:
     return f"{path}?{urlencode(wanted, doseq=True)}" if wanted else path
 
 
+def deed_path(context: str, id: int) -> str:
+    """The address of the page of an act."""
+    return f"/contexts/{quote(context)}/audit/{id}"
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -133,7 +138,7 @@ def page(request: Request, template: str | Sequence[str], status: int = 200, **v
     common = {
         "request": request,
         "here": request.scope["path"],
-        "params": _params(request.query_params.multi_items()),
+        "params": parameters(request.query_params.multi_items()),
         "user": state.get("caller"),
         "contexts": list(app.state.ops.settings.contexts) if app else [],
         "theme": theme if theme in _THEMES else None,
@@ -145,7 +150,8 @@ def page(request: Request, template: str | Sequence[str], status: int = 200, **v
     return MadeApart(lambda: found.render(common | values).encode(), status, _HEADERS, "text/html")
 
 
-def _params(items: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+def parameters(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The values of a query by name, without those that are empty."""
     found: dict[str, list[str]] = {}
     for name, value in items:
         if value:
@@ -165,7 +171,7 @@ def _elsewhere(here: str, context: str, params: Mapping[str, list[str]]) -> str:
     _, _, *rest = here.split("/")
     if not (here.startswith("/contexts/") and rest[1:2] and rest[1] in dict(MENU)):
         return f"/contexts/{context}/{MENU[0][0]}"
-    asked = params if len(rest) == _OF_LIST else _params(parse_qsl((params.get("back") or [""])[-1]))
+    asked = params if len(rest) == _OF_LIST else parameters(parse_qsl((params.get("back") or [""])[-1]))
     return link(f"/contexts/{context}/{rest[1]}", **_but(asked, *_PLACE))
 
 

@@ -26,6 +26,7 @@ from relay.ops.console import (
     archive,
     context_pages,
     controls,
+    deeds,
     everywhere,
     history,
     lists,
@@ -178,16 +179,6 @@ def attach(app: FastAPI) -> None:
     app.state.flow, app.state.known = Flow(), _Known()
     app.state.alarms = Patient(PATIENCE_S)
     app.mount("/static", Static())
-    for it in (
-        router,
-        everywhere.router,
-        lists.router,
-        context_pages.router,
-        history.router,
-        replays.router,
-        controls.router,
-        archive.router,
-        system.router,
-        row_actions.router,
-    ):
+    pages = (everywhere, lists, context_pages, history, deeds, replays, controls, archive, system, row_actions)
+    for it in (router, *(one.router for one in pages)):
         app.include_router(it, include_in_schema=False)

@@ -134,7 +134,7 @@ DEAD_LETTERS: Final = Kind(
             states=("open",),
             fits=("open", "snoozed"),
             needs_note=True,
-            undo="requeue",
+            undo="reopen",
         ),
         Action(
             name="discard",
@@ -146,7 +146,17 @@ DEAD_LETTERS: Final = Kind(
             fits=("open", "snoozed"),
             needs_note=True,
             harsh=True,
-            undo="requeue",
+            undo="reopen",
+        ),
+        Action(
+            name="reopen",
+            label="Reopen",
+            about="Take back a discard or a resolve: dead letters are open again, and nothing runs. "
+            "A key that went on without its message does not wait again.",
+            past="reopened",
+            done="is open again",
+            states=("discarded", "resolved"),
+            fits=("discarded", "resolved"),
         ),
     ),
     text=("reason", "reason"),

@@ -175,7 +175,6 @@ CONTROLS: Final = Listing(
         ),
     ),
 )
-#: In the console it has no actions and no page of a row.
 AUDIT: Final = Listing(
     path="audit",
     command="audit",
@@ -199,8 +198,16 @@ AUDIT: Final = Listing(
         Column(name="ids", label="Which", holds="list", typed="which"),
         Column(name="note", label="Why", typed="why"),
     ),
-    table=("at", "actor", "action", "count", "ids", "note"),
-    actions=(),
+    table=("id", "at", "actor", "action", "count", "ids", "note"),
+    actions=(
+        Action(
+            name="undo",
+            label="Undo",
+            about="Take back an act, for all of its rows that no later act has changed. Nothing runs. "
+            "A discard, resolve, snooze or cancel can be undone.",
+            past="undone",
+        ),
+    ),
 )
 #: Its columns are those of a batch, its filters those of the rows in the files.
 ARCHIVED: Final = Listing(

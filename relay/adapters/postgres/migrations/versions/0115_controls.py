@@ -7,7 +7,7 @@ from alembic import op
 from relay.adapters.postgres.migrations.steps import do_beforehand
 
 revision = "0115_controls"
-down_revision = "0112_narrow_inbox"
+down_revision = "0113_deeds"
 branch_labels = None
 depends_on = None
 
