@@ -12,7 +12,7 @@ import typer
 from relay.bus import QueryBus
 from relay.cli.options import asking, print_json
 from relay.cli.tables import View, columns, print_rows
-from relay.ops.find import Find, Finder, Found
+from relay.ops.find import Find, Finder, FoundRows
 from relay.ops.handlers import RowHandlers
 from relay.settings import load_settings
 
@@ -48,7 +48,7 @@ def find(
         raise typer.Exit(1)
 
 
-async def _found(text: str) -> Found:
+async def _found(text: str) -> FoundRows:
     contexts = load_settings().contexts
     bus = RowHandlers(contexts, asking).answer(QueryBus())
     return (await Finder(contexts, asking, bus).answer().ask_async(Find(text=text))).unwrap()

@@ -14,7 +14,7 @@ from relay.cli.options import JsonOption, Options, print_json, with_options
 from relay.cli.tables import View, print_rows, print_text
 from relay.domain.durations import duration
 from relay.domain.members import Member, Seen, State, Usage
-from relay.domain.running import Fleet, Running
+from relay.domain.running import FleetNow, RunningRow
 
 app = typer.Typer(help="Worker processes that follow the load: run, status.", invoke_without_command=True)
 
@@ -104,7 +104,7 @@ def status(as_json: JsonOption = False) -> None:
         print_text(f"{context}: led by {leader}" if leader else f"{context}: no scheduler leads")
 
 
-async def _fleet() -> Fleet:
+async def _fleet() -> FleetNow:
     from relay.bus import QueryBus
     from relay.cli.options import query_context
     from relay.ops.fleet import read_fleet
@@ -121,7 +121,7 @@ async def _fleet() -> Fleet:
     return await read_fleet(members, settings.contexts, ask)
 
 
-def _plain(seen: Seen, fleet: Fleet) -> Mapping[str, Any]:
+def _plain(seen: Seen, fleet: FleetNow) -> Mapping[str, Any]:
     found = asdict(seen.member) | {"state": seen.state.value, "silent_seconds": seen.silent_seconds}
     found["running"] = [asdict(it) for it in fleet.running.get(seen.member.id, ())]
     return {name: value for name, value in found.items() if value is not None}
@@ -133,7 +133,7 @@ _VIEW: Final = View(
 _RUNS: Final = View(columns={it: it for it in ("pid", "for", "kind", "id", "context", "attempt", "what")}, lead=4)
 
 
-def _print(fleet: Fleet) -> None:
+def _print(fleet: FleetNow) -> None:
     now = datetime.now(UTC)
     print_rows(_VIEW, [_row(it) for it in fleet.members])
     for crew, member in ((it.member.crew, it.member) for it in fleet.members):
@@ -169,7 +169,7 @@ def _row(seen: Seen) -> dict[str, object]:
     }
 
 
-def _runs(pid: str, it: Running, now: datetime) -> dict[str, object]:
+def _runs(pid: str, it: RunningRow, now: datetime) -> dict[str, object]:
     seconds = it.seconds(now)
     took = "" if seconds is None else duration(round(seconds) or seconds)
     late = f" > {duration(it.limit)}" if it.too_long(now) else ""

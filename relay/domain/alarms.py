@@ -232,7 +232,7 @@ AlarmKey: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
+class PausedPart:
     """What somebody has paused on purpose: the ``kind`` is the name of a label, such as subscription.
 
     Publishing and queues of tasks are no labels: any of them keeps the rules of its context quiet that name it.
@@ -301,7 +301,7 @@ def judge(
     readings: Iterable[Reading],
     known: Mapping[AlarmKey, datetime],
     now: datetime,
-    paused: Collection[Paused] = (),
+    paused: Collection[PausedPart] = (),
 ) -> list[Alarm]:
     """Return the alarms, the worst first. ``known``: since when rules have held, as others have seen."""
     found = []
@@ -319,7 +319,7 @@ def judge(
     return sorted(found, key=lambda alarm: alarm.rank)
 
 
-def _on_purpose(rule: Rule, labels: Mapping[str, str], paused: Collection[Paused]) -> bool:
+def _on_purpose(rule: Rule, labels: Mapping[str, str], paused: Collection[PausedPart]) -> bool:
     """Whether somebody has paused what the rule would complain of."""
     mine = [it for it in paused if it.context == labels.get("context")]
     return any(it.kind in rule.pauses and labels.get(it.kind, it.name) == it.name for it in mine)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from relay.domain.errors import RelayError
 from relay.domain.identity import Identity
-from relay.domain.time_axis import Span
+from relay.domain.time_axis import Stretch
 
 #: A stream and a sequence that PostgreSQL can hold, and the number of an incident.
 _PLACE: Final = re.compile(r"([A-Za-z0-9_-]{1,255}):([0-9]{1,18})")
@@ -55,7 +55,7 @@ class Step:
     trace_id: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     archived: bool = False
-    spans: Sequence[Span] = ()
+    spans: Sequence[Stretch] = ()
     after: float | None = None
     took: float | None = None
     children: Sequence[Step] = ()

@@ -130,7 +130,7 @@ def replay_refusal(event: EventState) -> RelayError | None:
 def discard_refusal(event: EventState) -> RelayError | None:
     """Why an event cannot be given up; None if it is not in the stream yet."""
     if event.published:
-        return NotStoppable("is published", hint="relay inbox discard stops it at a consumer")
+        return NotStoppable("is published", hint="its consumers can discard it: relay inbox list")
     return NotStoppable("is discarded already") if event.discarded else None
 
 

@@ -11,7 +11,7 @@ from relay.domain.members import Member, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningRow:
     """A row that a worker holds. ``kind``: message, task or run. ``part``: its subscription, queue or job.
 
     ``since``: None for a row that a worker of an earlier release holds, which also has no ``mark``. ``worker``:
@@ -41,7 +41,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FleetNow:
     """The members of all hosts, what each runs, and what runs in a process that is no member any more.
 
     ``unread``: contexts that could not be asked what runs, and why. ``leaders``: the scheduler that leads each
@@ -49,8 +49,8 @@ class Fleet:
     """
 
     members: Sequence[Seen]
-    running: Mapping[str, Sequence[Running]]
-    others: Sequence[Running] = ()
+    running: Mapping[str, Sequence[RunningRow]]
+    others: Sequence[RunningRow] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
     leaders: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -66,19 +66,19 @@ class Fleet:
 
 def fleet_of(
     members: Sequence[Seen],
-    running: Sequence[Running],
+    running: Sequence[RunningRow],
     unread: Mapping[str, str],
     leaders: Mapping[str, str | None],
-) -> Fleet:
+) -> FleetNow:
     """Put what runs to the member that runs it, the longest first."""
     by_mark = {mark_of(it.member.host, it.member.pid): it.member.id for it in members}
     by_name = {_name(it.member): it.member.id for it in members}
-    held: dict[str, list[Running]] = {}
-    others: list[Running] = []
+    held: dict[str, list[RunningRow]] = {}
+    others: list[RunningRow] = []
     for it in sorted(running, key=lambda row: (row.since is None, row.since and row.since.timestamp())):
         id = by_name.get(it.worker or "") or (None if it.mark is None else by_mark.get(it.mark))
         (others if id is None else held.setdefault(id, [])).append(it)
-    return Fleet(members=members, running=held, others=others, unread=unread, leaders=leaders)
+    return FleetNow(members=members, running=held, others=others, unread=unread, leaders=leaders)
 
 
 def _name(member: Member) -> str:

@@ -31,7 +31,7 @@ class SpanKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Stretch:
     """A part of the life of a row, ``open`` if it still goes on."""
 
     kind: SpanKind
@@ -53,7 +53,7 @@ def spans(
     *,
     started: datetime | None = None,
     due: datetime | None = None,
-) -> list[Span]:
+) -> list[Stretch]:
     """What a row did from ``begin`` until it ``ended``, or until ``now``. No two spans overlap.
 
     ``started``: when its last attempt began, if its notes do not say so. ``due``: until when its producer
@@ -71,7 +71,7 @@ def _spans(
     now: datetime,
     started: datetime | None,
     due: datetime | None,
-) -> Iterator[Span]:
+) -> Iterator[Stretch]:
     at, off = begin, due
     for it in attempts:
         end = it.ended or (now if it.outcome == "running" else None)
@@ -80,24 +80,24 @@ def _spans(
         if end is None or end < at:
             continue
         if off is not None and off > at:
-            yield Span(SpanKind.BACK_OFF, at, min(off, start or end, end))
+            yield Stretch(SpanKind.BACK_OFF, at, min(off, start or end, end))
             at = min(off, start or end, end)
         if start is None:
-            yield Span(SpanKind.UNKNOWN, at, end)
+            yield Stretch(SpanKind.UNKNOWN, at, end)
         else:
             start = min(max(start, at), end)
             if start > at:
-                yield Span(SpanKind.WAITING, at, start)
-            yield Span(SpanKind.WORKING, start, end, open=it.outcome == "running")
+                yield Stretch(SpanKind.WAITING, at, start)
+            yield Stretch(SpanKind.WORKING, start, end, open=it.outcome == "running")
         at, off = end, it.next_at
     last_end = ended or now
     if last_end <= at or (ended is not None and attempts):
         return
     if off is not None and off > at:
-        yield Span(SpanKind.BACK_OFF, at, min(off, last_end), open=ended is None and off > last_end)
+        yield Stretch(SpanKind.BACK_OFF, at, min(off, last_end), open=ended is None and off > last_end)
         at = min(off, last_end)
     if last_end > at:
-        yield Span(SpanKind.WAITING, at, last_end, open=ended is None)
+        yield Stretch(SpanKind.WAITING, at, last_end, open=ended is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Axis:
         """Where a time is, from 0 to 1."""
         return min(1.0, max(0.0, (time - self.begin) / timedelta(seconds=self.seconds)))
 
-    def bars(self, found: Sequence[Span]) -> list[Bar]:
+    def bars(self, found: Sequence[Stretch]) -> list[Bar]:
         """The bars of spans."""
         placed = []
         for it in found:

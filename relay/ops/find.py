@@ -36,7 +36,7 @@ SHOWN: Final = 200
 _STATUS, _CONTEXT, _KIND = "status", "context", "kind"
 
 
-class Find(Query["Found"]):
+class Find(Query["FoundRows"]):
     """Rows of all kinds in all contexts, the newest first. Raises InvalidRequest for a line that says nothing."""
 
     text: str
@@ -62,7 +62,7 @@ class FoundRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundRows:
     """What was found. ``asked``: the line. ``cut``: there is more. ``unread``: why a context did not answer."""
 
     asked: str
@@ -124,7 +124,7 @@ class Finder:
         self._bus.handles(Find)(self.find)
         return self._bus
 
-    async def find(self, asked: Find) -> Found:
+    async def find(self, asked: Find) -> FoundRows:
         """Find rows everywhere."""
         wanted, unread = _sorted(search.parse(asked.text)), dict[str, str]()
         names: Iterable[str] = self._contexts
@@ -141,7 +141,7 @@ class Finder:
         rows = [row for part in found.answers.values() for row in part]
         rows.sort(key=lambda it: it.at or EARLIEST, reverse=True)
         cut = len(rows) > SHOWN or any(len(part) >= ROWS for part in found.answers.values())
-        return Found(asked=asked.text, rows=rows[:SHOWN], cut=cut, unread={**unread, **found.unread})
+        return FoundRows(asked=asked.text, rows=rows[:SHOWN], cut=cut, unread={**unread, **found.unread})
 
     # --- one context ---
 

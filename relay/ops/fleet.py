@@ -8,7 +8,7 @@ from typing import Final
 
 from relay.domain.errors import RelayError
 from relay.domain.members import Seen
-from relay.domain.running import Fleet, fleet_of
+from relay.domain.running import FleetNow, fleet_of
 from relay.ops.requests import RunsNow
 
 #: So long the fleet waits for a context, in seconds: the others are shown without it.
@@ -17,7 +17,7 @@ _PATIENCE_S: Final = 3.0
 
 async def read_fleet(
     members: Iterable[Seen], contexts: Iterable[str], ask: Callable[[str], Awaitable[RunsNow]]
-) -> Fleet:
+) -> FleetNow:
     """Ask each context what runs in it, all at once. One that does not answer in time is ``unread``."""
     names = list(contexts)
     answers = await asyncio.gather(*(_patiently(ask, name) for name in names))

@@ -23,7 +23,7 @@ from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.controls import Control, Limit, What
 from relay.domain.history import ContextHistory, Of
 from relay.domain.operators import Operator, Outcome, Selected
-from relay.domain.running import Running
+from relay.domain.running import RunningRow
 from relay.domain.schedule import CronRun, Schedule
 
 #: The backlogs of a context, the brake on its producers, and its full inboxes.
@@ -223,7 +223,7 @@ class ReadSchedule(Query[Schedule]):
 class RunsNow:
     """What runs in a context, and the scheduler that leads it; None while none does."""
 
-    running: Sequence[Running]
+    running: Sequence[RunningRow]
     leader: str | None
 
 

@@ -11,7 +11,7 @@ import pytest
 from relay.domain.attempts import Attempt, noted, read_attempts, whole
 from relay.domain.claim_tokens import CHANCE_BITS, mark_of, read_token, token_of
 from relay.domain.durations import ago, duration
-from relay.domain.time_axis import Axis, Span, SpanKind, spans
+from relay.domain.time_axis import Axis, SpanKind, Stretch, spans
 
 BEGIN = datetime(2026, 1, 31, 3, tzinfo=UTC)
 
@@ -28,7 +28,7 @@ def failed(number: int, begin: float, end: float, next_at: float) -> Attempt:
 WAITS, WORKS, OFF, UNKNOWN = SpanKind.WAITING, SpanKind.WORKING, SpanKind.BACK_OFF, SpanKind.UNKNOWN
 
 
-def drawn(found: list[Span]) -> list[tuple[SpanKind, float, float]]:
+def drawn(found: list[Stretch]) -> list[tuple[SpanKind, float, float]]:
     return [(it.kind, (it.begin - BEGIN).total_seconds(), (it.end - BEGIN).total_seconds()) for it in found]
 
 
@@ -98,9 +98,9 @@ def test_the_spans_of_a_row(
 
 def test_bars_lie_on_the_axis_in_order_and_can_all_be_seen() -> None:
     found = [
-        Span(WAITS, BEGIN, after(0.001)),
-        Span(WORKS, after(0.001), after(100)),
-        Span(OFF, after(100), after(100)),
+        Stretch(WAITS, BEGIN, after(0.001)),
+        Stretch(WORKS, after(0.001), after(100)),
+        Stretch(OFF, after(100), after(100)),
     ]
     axis = Axis.over([BEGIN, after(100)])
     assert axis is not None

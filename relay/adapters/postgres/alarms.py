@@ -9,7 +9,7 @@ from typing import Final
 
 from relay.adapters.postgres.controls import controls_in
 from relay.adapters.postgres.pool import Source, query
-from relay.domain.alarms import Paused
+from relay.domain.alarms import PausedPart
 from relay.domain.controls import Act
 
 #: So many rows of each kind are looked at.
@@ -61,8 +61,10 @@ class PostgresAlarms:
             rows = await query(conn, "alarms/known", counted=self._counted)
         return [KnownCondition(*row) for row in rows]
 
-    async def paused(self, context: str) -> Collection[Paused]:
+    async def paused(self, context: str) -> Collection[PausedPart]:
         """Return what somebody has paused on purpose: its rules do not hold."""
         async with self._source() as conn:
             found = await controls_in(conn)
-        return [Paused(context=context, kind=it.what.value, name=it.name) for it in found if it.act is Act.PAUSE]
+        return [
+            PausedPart(context=context, kind=it.what.value, name=it.name) for it in found if it.act is Act.PAUSE
+        ]

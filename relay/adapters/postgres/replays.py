@@ -34,7 +34,7 @@ class PostgresReplays:
             rows = await query(conn, "replays/start", subscription=subscription, **asked, **who(by))
             if not rows:
                 text = f"a replay of {subscription} is running"
-                raise ReplayRunning(text, hint="relay inbox replays, and relay inbox stop-replay")
+                raise ReplayRunning(text, hint="relay inbox replays shows it; it can be stopped")
             [(id,)] = rows
             await audit(conn, "inbox.replay", [id, subscription], by)
         return int(id)

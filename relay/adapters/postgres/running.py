@@ -13,7 +13,7 @@ from relay.adapters.postgres.bounded import CELL, bounded
 from relay.adapters.postgres.pool import Source
 from relay.domain.claim_tokens import Claimed, read_token
 from relay.domain.moments import readable
-from relay.domain.running import Running
+from relay.domain.running import RunningRow
 
 #: So many rows of each kind are told, and so many unfinished messages are looked at.
 MOST: Final = 500
@@ -21,12 +21,12 @@ _LOOKED: Final = 5_000
 _KINDS: Final = ("inbox/claimed", "tasks/claimed", "schedule/claimed")
 
 
-async def running(source: Source, context: str, limits: Mapping[str, float]) -> Sequence[Running]:
+async def running(source: Source, context: str, limits: Mapping[str, float]) -> Sequence[RunningRow]:
     """Return what runs. ``limits``: how many seconds a call of a subscription may take.
 
     Raises DatabaseUnreachable.
     """
-    found: list[Running] = []
+    found: list[RunningRow] = []
     asked = {"limit": MOST, "looked": _LOOKED}
     async with source() as conn, conn.cursor(row_factory=dict_row) as cursor:
         for name in _KINDS:
@@ -35,11 +35,11 @@ async def running(source: Source, context: str, limits: Mapping[str, float]) -> 
     return found
 
 
-def _running(context: str, row: Mapping[str, Any], limits: Mapping[str, float]) -> Running:
+def _running(context: str, row: Mapping[str, Any], limits: Mapping[str, float]) -> RunningRow:
     token = row["claim_token"]
     claim: Claimed | None = read_token(token) if isinstance(token, UUID) else None
     started: datetime | None = readable(row["started_at"])
-    return Running(
+    return RunningRow(
         context=context,
         kind=row["kind"],
         id=row["id"],

@@ -18,7 +18,7 @@ from relay.adapters.postgres.movements import PostgresMovements
 from relay.adapters.postgres.pool import Source
 from relay.credentials import jetstream, redis_options
 from relay.domain.alarm_rules import RULES
-from relay.domain.alarms import OTHER, AlarmKey, Grown, Paused, Reading, Share
+from relay.domain.alarms import OTHER, AlarmKey, Grown, PausedPart, Reading, Share
 from relay.domain.alerts import AlertClass
 from relay.domain.backlogs import Backlogs
 from relay.domain.errors import BrokerUnreachable, QueueUnreachable, RelayError
@@ -56,7 +56,7 @@ class ContextRead:
 
     readings: Sequence[Reading]
     known: Mapping[AlarmKey, tuple[datetime, float | None]]
-    paused: Sequence[Paused]
+    paused: Sequence[PausedPart]
     still: Sequence[Movement]
 
 

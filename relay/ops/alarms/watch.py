@@ -15,7 +15,7 @@ from relay.adapters.postgres.pool import Source
 from relay.bus import Query
 from relay.commands.lag import CONTEXTS_AT_ONCE
 from relay.domain.alarm_rules import RULES
-from relay.domain.alarms import Alarm, AlarmKey, AlarmsNow, Paused, Reading, Trend, judge, trend
+from relay.domain.alarms import Alarm, AlarmKey, AlarmsNow, PausedPart, Reading, Trend, judge, trend
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.standstill import Movement
 from relay.ops.alarms.reading import ContextRead, ContextReader, servers, unreachable, unread
@@ -98,7 +98,7 @@ class Watch:
         found = dict(zip(names, await asyncio.gather(*map(self._context, names)), strict=True))
         readings: list[Reading] = [unreachable(it) for it in await shared]
         known: dict[AlarmKey, tuple[datetime, float | None]] = {}
-        paused: list[Paused] = []
+        paused: list[PausedPart] = []
         why: dict[str, str] = {}
         for name, read in found.items():
             if isinstance(read, ContextRead):
@@ -116,7 +116,7 @@ class Watch:
         self,
         readings: Sequence[Reading],
         known: Mapping[AlarmKey, tuple[datetime, float | None]],
-        paused: Sequence[Paused],
+        paused: Sequence[PausedPart],
         at: datetime,
     ) -> Sequence[Alarm]:
         if self._once:

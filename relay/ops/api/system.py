@@ -20,14 +20,14 @@ from relay.domain.findings import SHOWN, Diagnosis, Finding, ProcessKind, Severi
 from relay.domain.identity import check_id
 from relay.domain.life import Life
 from relay.domain.members import CrewReport, State, Usage
-from relay.domain.running import Fleet, Running
+from relay.domain.running import FleetNow, RunningRow
 from relay.ops.alarms.showing import alarms_json
 from relay.ops.alarms.watch import ReadAlarms
 from relay.ops.api.access import Reading
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops
 from relay.ops.api.models import AlarmsOut, Problem, Text
-from relay.ops.find import Find, Found
+from relay.ops.find import Find, FoundRows
 from relay.ops.fleet import read_fleet
 from relay.ops.queries import Diagnose, Explain
 from relay.ops.requests import Backlog, ReadBacklog, ReadRunning, RunsNow
@@ -204,7 +204,7 @@ async def explain(ops: Asked, _: Reading, id: Annotated[Text, Query()], archive:
     return in_json(asdict(found.value)) if isinstance(found, Some) else as_response(found)
 
 
-@router.get("/find", response_model=Found)
+@router.get("/find", response_model=FoundRows)
 async def find(ops: Asked, _: Reading, q: Annotated[Line, Query()]) -> Response:
     """Find rows of all kinds in all contexts by one line, as `relay find` does; no payloads.
 
@@ -253,13 +253,13 @@ async def list_running(ops: Asked, _: Reading) -> Response:
     return json_response([_running_out(it, id, now) for it, id in held])
 
 
-def _running_out(it: Running, member: str | None, now: datetime) -> dict[str, Any]:
+def _running_out(it: RunningRow, member: str | None, now: datetime) -> dict[str, Any]:
     found = asdict(it) | {"member": member, "seconds": it.seconds(now), "too_long": it.too_long(now)}
     del found["mark"]
     return found
 
 
-async def fleet_now(ops: Ops) -> Fleet:
+async def fleet_now(ops: Ops) -> FleetNow:
     """The fleet with what it runs. Raises QueueUnreachable."""
 
     async def ask(context: str) -> RunsNow:

@@ -16,7 +16,7 @@ from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_origin
 from relay.domain.life import Step, StepKind
 from relay.domain.moments import LATEST, readable
 from relay.domain.operators import DISCARDED
-from relay.domain.time_axis import Span, spans
+from relay.domain.time_axis import Stretch, spans
 from relay.domain.traceparent import trace_id
 from relay.ops.explain.gathering import MOST, Gathered
 
@@ -151,7 +151,7 @@ def _spans(
     runs: bool = False,
     started: datetime | None = None,
     due: datetime | None = None,
-) -> Sequence[Span]:
+) -> Sequence[Stretch]:
     attempts = attempts_of(
         row, counted=row["attempts"] or 0, rounds=rounds, ended=ended, outcome=outcome, runs=runs
     )
@@ -159,7 +159,7 @@ def _spans(
     return spans(*times, attempts, datetime.now(UTC), started=readable(started), due=readable(due))
 
 
-def _spans_of_event(row: Row) -> Sequence[Span]:
+def _spans_of_event(row: Row) -> Sequence[Stretch]:
     """An event has no attempts of its own when it is published: it waits, and is in the stream."""
     begin, ended = readable(row["occurred_at"]), readable(row["published_at"] or row["dead_at"])
     failed = [it for it in read_attempts(row.get("attempt_log")) if it.outcome != "published"]
@@ -167,7 +167,7 @@ def _spans_of_event(row: Row) -> Sequence[Span]:
     return spans(begin, ended, [] if ended else failed, datetime.now(UTC), due=delayed)
 
 
-def _spans_of_run(row: Row) -> Sequence[Span]:
+def _spans_of_run(row: Row) -> Sequence[Stretch]:
     begin, started, ended = (readable(row[it]) for it in ("opened_at", "started_at", "finished_at"))
     state = "running" if started is not None and ended is None else row["state"]
     attempts = [] if started is None else [Attempt(number=1, outcome=state, began=started, ended=ended)]
