@@ -95,7 +95,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
     """Let the keys go on that were counted, once, and lead to the page of the deed."""
     if (deed := await used_by(ops, context, form)) is not None:
         return RedirectResponse(deed_path(context, deed), 303)
-    selection = read(_Counted, [it for it in form if it[0] != "note"]).selection
+    selection = read(_CountedKeys, [it for it in form if it[0] != "note"]).selection
     names = (await look_up(ops, context, PARKED, _RELEASE, selection)).ids or ()
     by = Operator(caller.name, note_of(form), selection=selection)
     result = await ops.do(ReleaseKeys(context=context, counted=names, by=by))
@@ -105,7 +105,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
     return RedirectResponse(deed_path(context, outcome.deed), 303)
 
 
-class _Counted(BaseModel):
+class _CountedKeys(BaseModel):
     selection: UUID
 
 
@@ -124,7 +124,7 @@ class _Job(BaseModel):
     name: Text
 
 
-class _RunsAsked(_Job):
+class _RunsPage(_Job):
     """``asked``: when a run was asked for, whose outcome is to be told."""
 
     asked: AwareDatetime | None = None
@@ -133,7 +133,7 @@ class _RunsAsked(_Job):
 @router.get("/schedule/runs")
 async def runs(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
     """Show the last runs of a job, and how the one went that was asked for."""
-    asked = checked(_RunsAsked, dict(request.query_params))
+    asked = checked(_RunsPage, dict(request.query_params))
     found = (await ops.queries.ask_async(ReadSchedule(context=context, limit=TYPED))).unwrap()
     job = next((it for it in found.jobs if it.name == asked.name), None)
     if job is None:
