@@ -35,3 +35,13 @@ CREATE TABLE inbox_replays (
 
 -- A subscription has one at a time.
 CREATE UNIQUE INDEX uq_inbox_replays_running ON inbox_replays (subscription) WHERE state = 'running';
+
+-- Its numbers are looked after as those of other tables are: see sequences.sql. The function keeps its settings.
+DO $$ BEGIN
+  EXECUTE (
+    SELECT replace(pg_get_functiondef(oid), '    FROM scheduled_runs_id_seq AS here)', $x$    FROM scheduled_runs_id_seq AS here
+    UNION ALL
+    SELECT 'inbox_replays_id_seq'::regclass, here.last_value - (NOT here.is_called)::INT, (SELECT max(id) FROM inbox_replays)
+    FROM inbox_replays_id_seq AS here)$x$)
+    FROM pg_proc WHERE proname = 'relay_sequences_behind' AND pronamespace = current_schema()::regnamespace);
+END $$;
