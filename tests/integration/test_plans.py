@@ -118,7 +118,11 @@ GUARDS = {
     ),
     # Backlogs and lists are counted up to a limit, however much waits or is finished.
     "outbox backlog": Guard(
-        "outbox/backlog", {"idx_outbox_unpublished", "idx_outbox_dead", "idx_outbox_due"}, 1_001, LIMIT
+        "outbox/backlog",
+        # The oldest thousand, the first event of each lane, and the one that became due first.
+        {"idx_outbox_unpublished", "idx_outbox_dead", "idx_outbox_due", "idx_outbox_ready"},
+        1_000 + 65 + 1,
+        LIMIT,
     ),
     "inbox backlog": Guard(
         "inbox/backlog", {"idx_inbox_unprocessed", "idx_inbox_dead_lettered", "idx_inbox_held"}, 1_020, LIMIT
@@ -128,10 +132,11 @@ GUARDS = {
     ),
     "overdue": Guard("outbox/overdue", OVERDUE, 3_000, LIMIT, sorted=1_000),
     "backlog of tasks": Guard("tasks/backlog", UNFINISHED, 4_000, LIMIT),
+    # A thousand of each state. Beside those that wait it looks at 10,000 delayed ones; a short look ends there.
     "list of events": Guard(
         "outbox/events",
         {*STATES, "outbox_events_pkey"},
-        4_000,
+        11_000,
         {
             **ANY_EVENT,
             "statuses": STATES_OF_EVENTS,
@@ -139,7 +144,7 @@ GUARDS = {
             "counted": 1_000,
             "before": None,
         },
-        sorted=4_000,
+        sorted=5_000,
         planned=True,
     ),
     # Each state by an index of its own; a page is of what is found, and of that what fits is looked up by its id.

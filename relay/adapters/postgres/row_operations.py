@@ -298,7 +298,7 @@ class PostgresOutboxOperations(Operations):
     kind = "outbox"
     one = "outbox/event"
     state = EventState
-    orders = ("published", "waiting", "dead")
+    orders = ("published", "waiting", "delayed", "dead")
 
     async def find(
         self, wanted: EventFilter, limit: int, *, before: int | None = None, short: bool = False
@@ -307,7 +307,7 @@ class PostgresOutboxOperations(Operations):
 
         ``short``: look at the newest of each state only, if the filter may pass over many.
         """
-        short = short and passes_over(wanted, mixed="waiting" in wanted.statuses)
+        short = short and passes_over(wanted, mixed=not {"waiting", "delayed"}.isdisjoint(wanted.statuses))
         source = in_order(self._source, wanted, short=short)
         page = await self._page("outbox/events", _parameters(wanted, limit, before), source, short=short)
         return replace(page, items=[coded(named(row, "id"), "publish_error") for row in page.items])

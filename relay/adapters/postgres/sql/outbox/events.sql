@@ -1,8 +1,9 @@
 -- Outbox events that match a filter, the newest first, and how many match in all, counted up to a limit. Each state
 -- is read by its own index, so a page does not read all that is in the table: the newest of it first. Of failing
--- events beyond the limit of the count, those of the first keys; of delayed ones, those that are due first. Only dead and failing events have an error.
--- An event is published after it occurred, and clocks differ by less than an hour. `reach.sql` says where a short look ends
--- in each order. `coalesce`: a plan takes a pattern that it does not know for one that hardly any row fits.
+-- events beyond the limit of the count, those of the first keys; of delayed ones, those that are due first. Only dead
+-- and failing events have an error. An event is published after it occurred, and clocks differ by less than an hour.
+-- `reach.sql` says where a short look ends in each order. `coalesce`: a plan takes a pattern that it does not know for
+-- one that hardly any row fits.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at, available_at
     FROM outbox_events
@@ -61,6 +62,7 @@ WITH matching AS NOT MATERIALIZED (
      FROM matching
      WHERE 'delayed' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
        AND publish_attempts = 0 AND %(error)s::text IS NULL AND available_at > now()
+       AND (%(delayed_until)s::timestamptz IS NULL OR available_at <= %(delayed_until)s)
      ORDER BY available_at
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (
