@@ -109,21 +109,32 @@
 
   // Ticked rows stay ticked by their ids, whatever comes above them. What has gone is said.
   let ticked = [];
+  let were = [];
   let held = null;
   document.body.addEventListener("htmx:before:swap", (event) => {
     if (event.target.id !== "live") return;
     if (busy()) { event.preventDefault(); return; }
     ticked = [...chosen()].map((it) => it.value);
+    were = [...document.querySelectorAll("tbody input[name=ids]")].map((it) => it.value);
     const focused = document.activeElement?.closest("#live") ? document.activeElement : null;
     held = focused && { row: focused.closest("[id^=row-]")?.id, label: focused.getAttribute("aria-label"), was: focused };
   });
+  // Whether newer rows have pushed a row to the next page: then it stood below what is now the last row.
+  const pushedOff = (id, here) => {
+    if (!document.querySelector(".pager [rel=next]")) return false;
+    const end = were.indexOf(here.at(-1));
+    return end < 0 ? !here.some((it) => were.includes(it)) : were.indexOf(id) > end;
+  };
   document.body.addEventListener("htmx:after:swap", (event) => {
     if (answered(event) >= 400) return;
     if (ours(event) || event.target.id === "live") { failed = 0; why = ""; }
     const boxes = new Map([...document.querySelectorAll("tbody input[name=ids]")].map((it) => [it.value, it]));
     for (const [id, box] of boxes) box.checked = ticked.includes(id);
-    const gone = ticked.filter((id) => !boxes.has(id)).length;
-    if (gone) say(`${gone} of ${ticked.length} selected rows ${gone > 1 ? "are" : "is"} not on this page any more.`, true);
+    const gone = ticked.filter((id) => !boxes.has(id) && !pushedOff(id, [...boxes.keys()]));
+    if (gone.length) {
+      say(`${gone.length} of ${ticked.length} selected rows ${gone.length > 1 ? "are" : "is"} not on this page any more.`, true);
+      document.body.dispatchEvent(new CustomEvent("gone", { detail: gone }));
+    }
     if (held?.row && !held.was.isConnected) {
       [...(byId(held.row)?.querySelectorAll("[aria-label]") ?? [])]
         .find((it) => it.getAttribute("aria-label") === held.label)?.focus();

@@ -59,6 +59,8 @@
     again();
     document.addEventListener("change", (event) => { if (event.target.matches?.("tbody input[name=ids], [data-all]")) note(); });
     document.addEventListener("click", (event) => { if (event.target.closest?.("tbody input[name=ids]")) note(); });
+    // Rows that left the list are selected no more; those on other pages still are.
+    document.body.addEventListener("gone", (event) => { keep(new Set([...ticked()].filter((id) => !event.detail.includes(id)))); });
     document.body.addEventListener("htmx:after:swap", again);
   }
 
