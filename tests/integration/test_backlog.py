@@ -221,8 +221,8 @@ def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path
     fill(conn)
     ended = relay(tmp_path, {"sea": database_url}, "backlog", "--json", "--context", "sea")
     [found] = json.loads(ended.stdout)
-    assert found.keys() == {"context", "outbox", "inbox", "brake", "full"}
-    assert (found["brake"], found["full"]) == (None, [])
+    assert found.keys() == {"context", "outbox", "inbox", "brake", "full", "controls"}
+    assert (found["brake"], found["full"], found["controls"]) == (None, [], [])
     assert found["outbox"].pop("waiting_age_seconds") > 0
     assert found["inbox"].pop("waiting_age_seconds") > 0
     oldest = f"{OLDER:%Y-%m-%dT%H:%M:%SZ}"
