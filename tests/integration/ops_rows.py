@@ -14,6 +14,7 @@ from relay import jobs
 from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
+from relay.domain.claim_tokens import mark_of, token_of
 from relay.settings import Settings
 from tests.integration.archiving import ANN, archived
 from tests.integration.console_rows import fill, fill_more, number
@@ -68,7 +69,9 @@ class Rows:
                 {"q": str(number("first"))[:13]},
             ],
             ("GET", "/api/v1/doctor"): [{}],
+            ("GET", "/api/v1/alarms"): [{}, {"context": self.context}],
             ("GET", "/api/v1/fleet"): [{}],
+            ("GET", "/api/v1/fleet/running"): [{}],
             ("GET", "/api/v1/streams"): [{}],
             ("GET", "/healthz"): [{}],
             ("GET", "/readyz"): [{}],
@@ -116,6 +119,7 @@ class Rows:
             ("GET", f"{context}/parked"): [{}],
             ("POST", f"{context}/parked/release"): [dry, {"keys": ["order:7", "none"]}],
             ("GET", f"{context}/schedule"): [{}],
+            ("GET", f"{context}/schedule/{{name}}/runs"): [some, {}],
             ("POST", f"{context}/schedule/{{name}}/run"): [{"note": "a test"}],
             ("POST", f"{context}/schedule/{{name}}/pause"): [{}],
             ("POST", f"{context}/schedule/{{name}}/resume"): [{}],
@@ -145,6 +149,29 @@ class Rows:
         return everywhere | found
 
 
+def _run_some(url: str) -> None:
+    """What the worker of the fleet has in hand: a message, a task and a run of a cron job; one has ended."""
+    with psycopg.connect(url) as connection:
+        token = token_of(1_700_000_000_000, mark_of(WORKER.host, WORKER.pid), 1)
+        for table, key, row in (
+            ("inbox_messages", "message_id", "waiting-message"),
+            ("task_outbox", "id", "task-1"),
+        ):
+            claim = (
+                f"UPDATE {table} SET claim_token = %s, claimed_until = now() + interval '1 hour' WHERE {key} = %s"
+            )
+            connection.execute(claim.encode(), [token, number(row)])
+        run = """
+            INSERT INTO scheduled_runs (job, scheduled_for, correlation_id, state, attempts, who, started_at,
+                finished_at, claim_token, claimed_until)
+            VALUES ('nightly_report', now() - %s * interval '1 day', gen_random_uuid(), %s, 1, %s, now(),
+                CASE WHEN %s THEN now() END, %s, now() + interval '1 hour')
+        """
+        who = f"{WORKER.host}:{WORKER.pid}"
+        connection.execute(run, [1, "finished", who, True, None])
+        connection.execute(run, [0, "started", who, False, token])
+
+
 @asynccontextmanager
 async def real_rows(database: str, nats: str, redis: str, namespace: str, folder: Path) -> AsyncIterator[Rows]:
     """One context with rows of every kind in every state, an archive with files, and dead jobs in Redis."""
@@ -152,6 +179,7 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
         await archive.events(2)
         fill(database, database)
         fill_more(database)
+        _run_some(database)
         context = archive.relay.context
         with psycopg.connect(database) as connection:
             connection.execute("DELETE FROM archive_batches")  # it has no file

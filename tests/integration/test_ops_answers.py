@@ -33,7 +33,11 @@ def about_nothing(body: Any) -> bool:
     """Whether an answer is about no row."""
     if not isinstance(body, dict):
         return not body
-    rows = [body[it] for it in ("items", "jobs", "streams", "servers", "count", "sound", "rows") if it in body]
+    rows = [
+        body[it]
+        for it in ("items", "jobs", "streams", "servers", "count", "sound", "rows", "alarms", "series")
+        if it in body
+    ]
     return not (rows or [body])[0]
 
 
