@@ -98,7 +98,7 @@ def _waiting(connection: psycopg.Connection) -> None:
     for name in ("wrong-price", "kept-back", "left-out"):
         failing_message(connection, name)
     connection.execute(
-        "UPDATE inbox_messages SET order_key = 'customer:47', body = %s WHERE message_id = %s",
+        "UPDATE inbox_messages SET partition_key = 'customer:47', body = %s WHERE message_id = %s",
         ['{"event_type": "order_placed", "payload": {"order": {"id": 47}}}', number("wrong-price")],
     )
     for state in ("finished", "stopped", "running"):
