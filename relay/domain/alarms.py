@@ -15,6 +15,8 @@ from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
 
+from relay.domain.moments import before
+
 #: Stands for a subscription that is not configured, as in metrics.
 OTHER: Final = "other"
 _NOTHING: Final = timedelta()
@@ -309,7 +311,7 @@ def judge(
         rule = rules[it.rule]
         if not rule.holds(it.value) or _on_purpose(rule, it.labels, paused):
             continue
-        begins = [now if it.since is None else now - timedelta(seconds=max(0.0, it.since))]
+        begins = [now if it.since is None else before(now, max(0.0, it.since))]
         begins += [known[it.key]] if it.key in known else []
         since = min(begins)
         state = AlarmState.FIRING if now - since >= rule.lasting else AlarmState.PENDING

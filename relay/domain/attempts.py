@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from relay.domain.claim_tokens import read_token
 from relay.domain.disclosure import clean, stack_of
-from relay.domain.moments import UNREADABLE, moment
+from relay.domain.moments import UNREADABLE, before, moment
 
 #: A row keeps its last attempts only. `schema/attempts.sql` has the same number.
 KEPT: Final = 20
@@ -71,7 +71,7 @@ def _read(entry: object) -> Attempt | None:
     ended, seconds = _time(entry.get("at")), _seconds(entry.get("took"))
     claimed = _claimed(entry.get("claim"))
     if ended is not None and seconds is not None:
-        began: datetime | None = ended - timedelta(seconds=seconds)
+        began: datetime | None = before(ended, seconds)
     else:
         began = claimed
         seconds = (ended - began).total_seconds() if began and ended and ended >= began else None

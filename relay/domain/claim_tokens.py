@@ -12,6 +12,8 @@ from hashlib import blake2b
 from typing import Final
 from uuid import UUID
 
+from relay.domain.moments import nearest
+
 _VERSION: Final = 8
 #: The bits by chance: 12 beside the version, 30 at the end.
 CHANCE_BITS: Final = 42
@@ -42,7 +44,7 @@ def read_token(token: UUID) -> Claimed | None:
     if token.version != _VERSION:
         return None
     try:
-        at = datetime.fromtimestamp((token.int >> 80) / 1000, UTC)
+        at = nearest(datetime.fromtimestamp((token.int >> 80) / 1000, UTC))
     except (ValueError, OverflowError):
         return None
     return Claimed(at, token.int >> _END_BITS & 0xFFFFFFFF)

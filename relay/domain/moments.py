@@ -54,6 +54,13 @@ def absolute(text: str) -> str:
     return (now - timedelta(**{_UNITS[found[2]]: int(found[1])})).isoformat()
 
 
+def before(time: datetime, seconds: float) -> datetime:
+    """The time so many seconds before, or the nearest that can be shown everywhere."""
+    if seconds >= (time - EARLIEST).total_seconds():
+        return EARLIEST
+    return LATEST if seconds <= (time - LATEST).total_seconds() else nearest(time - timedelta(seconds=seconds))
+
+
 def readable(time: datetime | None) -> datetime | None:
     """The time, if it could be read."""
     return None if time is UNREADABLE else time

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
 import pytest
 
@@ -145,17 +146,33 @@ async def test_a_context_whose_database_is_away_hides_no_other(guarded: Browser,
     assert "quiet could not be asked" in (await reader.open("/explain", id="nothing")).text
 
 
+def rows(page: Page) -> list[str | None]:
+    """The ids of the rows that a list shows."""
+    return [found["value"] for _, found in page.tags if found.get("name") == "ids"]
+
+
+def turn(page: Page, way: Literal["next", "prev"]) -> str | None:
+    """The address to which the button Older or Newer leads; None: there is no such button."""
+    return next((found["href"] for _, found in page.tags if found.get("rel") == way), None)
+
+
 async def test_lists_are_filtered_by_their_address_and_paged(browser: Browser) -> None:
     page = await browser.open(f"{EVENTS}?status=dead&error=too_large&since=1h&event_type=")
     assert page.data("total") == "1"
     assert "PAYLOAD_TOO_LARGE" in page.text
     page = await browser.open(EVENTS, limit="15")
     assert page.data("total") == "40"
-    seen = set()
-    while older := [link for link in page.links if "before=" in link]:
-        seen |= {found["value"] for tag, found in page.tags if found.get("name") == "ids"}
-        page = await browser.open(older[-1])
-    assert len(seen) == 30
+    pages = [rows(page)]
+    while older := turn(page, "next"):
+        page = await browser.open(older)
+        pages.append(rows(page))
+    assert [len(ids) for ids in pages] == [15, 15, 10]
+    assert len({*chain(*pages)}) == 40
+    back = [pages.pop()]
+    while newer := turn(page, "prev"):
+        page = await browser.open(newer)
+        back.append(rows(page))
+    assert back[1:] == pages[::-1]
     assert (await browser.open(EVENTS, event_type="other")).data("total") is None
 
 
