@@ -29,7 +29,7 @@ from relay.cli.tables import View, print_rows, print_text
 from relay.domain.disclosure import stack_of
 from relay.domain.durations import duration
 from relay.domain.operators import Operator
-from relay.domain.schedule import JobView, RunState, Schedule, pause_refusal
+from relay.domain.schedule import JobView, RunState, Schedule, how_it_went, pause_refusal
 from relay.ops.kinds import JOBS
 from relay.ops.requests import TYPED, PauseJob, ReadRuns, ReadSchedule, ResumeJob, RunJob
 
@@ -203,15 +203,12 @@ async def _wait(schedule: PostgresSchedule, name: str, requested_at: datetime, w
 
 async def _ended(schedule: PostgresSchedule, name: str, requested_at: datetime) -> tuple[bool, str] | None:
     """Whether the run went well, and its outcome. None while it has not ended."""
-    outcome = await schedule.outcome(name, requested_at)
-    if outcome is not None:
-        state, error = outcome
-        return (
-            None
-            if state in _OPEN
-            else (state is not RunState.FAILED, f"{state.value}: {error}" if error else state.value)
-        )
+    run = await schedule.answering(name, requested_at)
     job = next((job for job in (await schedule.schedule()).jobs if job.name == name), None)
-    if job is None or job.requested_at is not None or job.last_run_at is None or job.last_run_at < requested_at:
+    went = None if job is None else how_it_went(job, run, requested_at)
+    if went is None or went[0] in _OPEN:
         return None
-    return job.error is None, f"failed: {job.error}" if job.error else "ran"
+    state, error = went
+    word = "ran" if run is None and state is RunState.FINISHED else state.value
+    life = "" if run is None else f"; its life: relay explain {run.correlation_id}"
+    return state is not RunState.FAILED, f"{word}{f': {error}' if error else ''}{life}"

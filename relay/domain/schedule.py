@@ -180,6 +180,20 @@ class CronRun:
         return (self.finished_at - self.started_at).total_seconds() if ended else None  # type: ignore[operator]
 
 
+def how_it_went(job: JobView, run: CronRun | None, asked: datetime) -> tuple[RunState, str | None] | None:
+    """How the run went that was asked for at a time, with its error; None while it has not begun.
+
+    ``run``: the one that answers. A duty of the relay leaves no runs: its last time is in ``job``.
+    """
+    if run is not None:
+        return RunState(run.state), run.error
+    if not job.schedule.startswith(EVERY) or job.requested_at is not None:
+        return None
+    if job.last_run_at is None or job.last_run_at < asked:
+        return None
+    return RunState.FAILED if job.error else RunState.FINISHED, job.error
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Everything that is scheduled in a context; ``leader`` is None while no scheduler leads it."""

@@ -154,7 +154,15 @@ class RowHandlers:
 
     async def _runs(self, query: requests.ReadRuns) -> Sequence[CronRun]:
         async with self._lend(query.context) as source:
-            return await PostgresSchedule(source).runs(query.name, query.limit)
+            schedule = PostgresSchedule(source)
+            if query.asked is not None:
+                found = await schedule.answering(query.name, query.asked)
+                runs: Sequence[CronRun] = () if found is None else (found,)
+            else:
+                runs = await schedule.runs(query.name, query.limit)
+            if not runs and not await schedule.knows(query.name):
+                raise await _unknown(schedule, query.name)
+            return runs
 
     async def _run(self, command: requests.RunJob) -> datetime:
         async with self._lend(command.context) as source:

@@ -234,11 +234,15 @@ class ReadRunning(Query[RunsNow]):
 
 
 class ReadRuns(Query[Sequence[CronRun]]):
-    """The last runs of a cron job, the newest first. Empty for a duty of the relay, whose runs leave no rows."""
+    """The last runs of a cron job, the newest first. Empty for a duty of the relay, whose runs leave no rows.
+
+    ``asked``: only the run that answers what was due, or asked for, at this time. Raises UnknownJob.
+    """
 
     context: str
     name: str
     limit: int = Field(default=20, ge=1, le=100)
+    asked: datetime | None = None
 
 
 class RunJob(Command[datetime]):

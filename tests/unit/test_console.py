@@ -57,10 +57,13 @@ def test_times_are_told_from_now(seconds: float, told: str) -> None:
 
 def test_numbers_names_and_sizes() -> None:
     assert [wording.number(it) for it in (12345, 0.25, 3.0, None)] == ["12,345", "0.2", "3", "?"]
-    assert [wording.plural(2, it) for it in ("dead letter", "entry", "batch")] == [
+    assert [wording.plural(2, it) for it in ("dead letter", "entry", "batch", "duty", "key", "crash")] == [
         "2 dead letters",
         "2 entries",
         "2 batches",
+        "2 duties",
+        "2 keys",
+        "2 crashes",
     ]
     assert wording.plural(1, "task") == "1 task"
     assert [wording.size(it) for it in (12, 2048, 20 * 1024**2)] == ["12 B", "2.0 KB", "20 MB"]

@@ -231,7 +231,7 @@ async def _run_job(ops: Asked, caller: Operating, context: InContext, name: Text
 
 
 class _RunsAsked(BaseModel):
-    """``scheduled_for``: only the run that was due, or asked for, at this time."""
+    """``scheduled_for``: only the run that was due, or asked for, at this time, or the one that stands for it."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -248,10 +248,9 @@ class _RunsAsked(BaseModel):
 async def _list_runs(
     ops: Asked, _: Reading, context: InContext, name: Text, asked: Annotated[_RunsAsked, Query()]
 ) -> Response:
-    limit = asked.limit if asked.scheduled_for is None else 100
-    found = (await ops.queries.ask_async(ReadRuns(context=context, name=name, limit=limit))).unwrap()
-    wanted = [it for it in found if asked.scheduled_for in (None, it.scheduled_for)]
-    return json_response([{**asdict(it), "seconds": it.seconds} for it in wanted])
+    query = ReadRuns(context=context, name=name, limit=asked.limit, asked=asked.scheduled_for)
+    found = (await ops.queries.ask_async(query)).unwrap()
+    return json_response([{**asdict(it), "seconds": it.seconds} for it in found])
 
 
 @router.post(

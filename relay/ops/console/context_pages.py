@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from relay.bus import Command
 from relay.domain.errors import InvalidRequest, NotParked
 from relay.domain.operators import Operator
-from relay.domain.schedule import UnknownJob, pause_refusal
+from relay.domain.schedule import UnknownJob, how_it_went, pause_refusal
 from relay.ops.api.access import Operating, Reading
 from relay.ops.api.common import Asked, InContext
 from relay.ops.api.contexts import AuditAsked, parked_names
@@ -139,8 +139,11 @@ async def runs(request: Request, ops: Asked, _: Reading, context: InContext) -> 
     if job is None:
         raise UnknownJob(f"{context} has no job {asked.name[:100]!r}", hint="see the page of its schedule")
     last = (await ops.queries.ask_async(ReadRuns(context=context, name=job.name))).unwrap()
-    ran = next((it for it in last if it.scheduled_for == asked.asked), None)
-    begun = asked.asked is not None and job.last_run_at is not None and job.last_run_at >= asked.asked
+    ran, went = None, None
+    if asked.asked is not None:
+        answering = ReadRuns(context=context, name=job.name, asked=asked.asked)
+        ran = next(iter((await ops.queries.ask_async(answering)).unwrap()), None)
+        went = how_it_went(job, ran, asked.asked)
     return page(
         request,
         "runs.html",
@@ -149,7 +152,7 @@ async def runs(request: Request, ops: Asked, _: Reading, context: InContext) -> 
         runs=last,
         asked=asked.asked,
         ran=ran,
-        answered=begun and job.requested_at is None,
+        went=went,
     )
 
 

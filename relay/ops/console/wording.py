@@ -96,14 +96,14 @@ def meaning(code: str | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 event``, ``2 events``, ``3 batches``."""
+    """``1 event``, ``2 events``, ``3 batches``, ``4 duties``."""
     if count == 1:
         return f"1 {noun}"
     head, _, last = noun.rpartition(" ")
-    if last.endswith("ry"):
+    if last.endswith("y") and last[-2:-1] not in "aeiou":
         last = f"{last[:-1]}ies"
     else:
-        last += "es" if last.endswith(("s", "ch")) else "s"
+        last += "es" if last.endswith(("s", "ch", "sh")) else "s"
     return f"{number(count)} {f'{head} {last}'.strip()}"
 
 
