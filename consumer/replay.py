@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from consumer.pull import MAX_DUE, PullMessages
@@ -115,35 +115,31 @@ class ReplayIntoInbox:
     # --- where messages come from ---
 
     async def _steps(self, replay: Replay) -> AsyncGenerator[ReplayStep, None]:
-        position = replay.position
-        if replay.source is ReplaySource.ARCHIVE:
-            async with aclosing(self._archived(replay)) as steps:
+        place = replay.place
+        if place.source is ReplaySource.ARCHIVE:
+            async with aclosing(self._archived(replay, place)) as steps:
                 async for step in steps:
+                    place = step.place
                     yield step
-            position = 0
-        async with aclosing(self._streamed(replay, position)) as steps:
+            place = ReplayPlace(source=ReplaySource.STREAM, position=0, batch=place.batch)
+        async with aclosing(self._streamed(replay, place)) as steps:
             async for step in steps:
                 yield step
 
-    async def _archived(self, replay: Replay) -> AsyncGenerator[ReplayStep, None]:
-        """What the archive has and the stream has not, batch by batch."""
-        state = await self.auditor.state(self.stream)
-        if self.producer is None or self.producer.cold is None or state is None:
+    async def _archived(self, replay: Replay, place: ReplayPlace) -> AsyncGenerator[ReplayStep, None]:
+        """What the archive has beyond the place, batch by batch. What the stream still has, too, comes once."""
+        if self.producer is None or self.producer.cold is None:
             return
-        first, part = state.first_seq, replay.part
+        begun, part = place.batch + 1, place.part
         chosen = RowFilter(since=replay.since, until=replay.until)
-        async with aclosing(
-            self.producer.cold.batches(ArchiveKind.OUTBOX, chosen, after=replay.position)
-        ) as batches:
+        async with aclosing(self.producer.cold.batches(ArchiveKind.OUTBOX, chosen, after=place.batch)) as batches:
             async for number, lines in batches:
-                part = part if number == replay.position + 1 else 0
-                found = [it for it in map(self._archived_one, lines) if it is not None and it.stream_seq < first]
+                found = [it for it in map(self._archived_one, lines) if it is not None]
                 found.sort(key=lambda it: it.stream_seq)
-                for begin in range(part, len(found), _size(replay)):
+                for begin in range(part if number == begun else 0, len(found), _size(replay)):
                     step = found[begin : begin + _size(replay)]
-                    place = ReplayPlace(source=ReplaySource.ARCHIVE, position=number - 1, part=begin + len(step))
-                    yield ReplayStep(step, place)
-                yield ReplayStep([], ReplayPlace(source=ReplaySource.ARCHIVE, position=number))
+                    yield ReplayStep(step, place.in_archive(number - 1, begin + len(step)))
+                yield ReplayStep([], place.in_archive(number))
 
     def _archived_one(self, row: Mapping[str, Any]) -> Delivery | None:
         if row["published_stream"] != self.stream or row["published_seq"] is None or row["dead_at"] is not None:
@@ -175,11 +171,12 @@ class ReplayIntoInbox:
         reply = self.reader.reply(seq)
         return Delivery(message.subject, reply, message.headers, message.body, self.stream, seq, stored_at=at)
 
-    async def _streamed(self, replay: Replay, position: int) -> AsyncGenerator[ReplayStep, None]:
-        """The stream in its order, and of what it has dropped what the outbox has."""
+    async def _streamed(self, replay: Replay, place: ReplayPlace) -> AsyncGenerator[ReplayStep, None]:
+        """The stream in its order, and of what it has dropped what the outbox has, or the archive by now."""
         state = await self.auditor.state(self.stream)
         if state is None:
             return
+        position = place.position
         last = state.last_seq if replay.last_position is None else replay.last_position
         if position == 0 and replay.since is not None:
             position = await self._before(replay, state.first_seq, last)
@@ -187,11 +184,17 @@ class ReplayIntoInbox:
             state = await self.auditor.state(self.stream)
             if state is None:
                 return
+            place = replace(place, position=position, last_position=last)
             if position + 1 < state.first_seq:
                 found, position = await self._dropped(replay, position, min(state.first_seq, last + 1))
+                # Asked after the outbox: what left it before is in a batch by now.
+                async with aclosing(self._archived(replay, place)) as steps:
+                    async for step in steps:
+                        place = step.place
+                        yield step
             else:
                 found, position = await self._held(replay, position, last)
-            place = ReplayPlace(source=ReplaySource.STREAM, position=position, last_position=last)
+            place = replace(place, position=position)
             yield ReplayStep([it for it in found if replay.in_time(it.stored_at)], place)
             if found and (at := found[-1].stored_at) is not None and at >= replay.until:
                 return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
@@ -34,7 +34,8 @@ class Replay:
     """A replay that a worker has claimed under a ``token``.
 
     ``again``: messages that were processed before ``asked_at`` are handled again. ``rate``: messages a second.
-    ``position``, ``part``: see ``schema/inbox_replays.sql``. ``last_position``: where the stream ended at first.
+    ``position``, ``part``, ``batch``: see ``schema/inbox_replays.sql``. ``last_position``: where the stream ended
+    at first.
     """
 
     id: int
@@ -50,7 +51,13 @@ class Replay:
     source: ReplaySource
     position: int
     part: int
+    batch: int
     last_position: int | None
+
+    @property
+    def place(self) -> ReplayPlace:
+        """How far it has come."""
+        return ReplayPlace(source=self.source, position=self.position, part=self.part, batch=self.batch)
 
     def in_time(self, at: datetime | None) -> bool:
         """Whether a message that the stream stored ``at`` this time is asked for."""
@@ -63,12 +70,18 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlace:
-    """How far a replay has come."""
+    """How far a replay has come. ``batch``: the last whole one of the archive, with ``part`` of the next."""
 
     source: ReplaySource
     position: int
     part: int = 0
+    batch: int = 0
     last_position: int | None = None
+
+    def in_archive(self, batch: int, part: int = 0) -> ReplayPlace:
+        """The place after so much of the archive."""
+        position = batch if self.source is ReplaySource.ARCHIVE else self.position
+        return replace(self, position=position, batch=batch, part=part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,4 +10,4 @@ WHERE id = (
     LIMIT 1
     FOR UPDATE SKIP LOCKED)
 RETURNING id, claim_token AS token, subscription, since, until, key, event_type, again, rate, asked_at, source,
-          position, part, last_position
+          position, part, batch, last_position
