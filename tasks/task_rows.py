@@ -132,6 +132,7 @@ class TaskRows:
             limits = TaskLimits(
                 own.concurrency if limit.concurrency is None else limit.concurrency,
                 own.interval if limit.interval is None else limit.interval,
+                own.per_key if limit.interval is None else limit.per_key,
                 limit.until,
             )
         while True:

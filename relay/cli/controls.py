@@ -51,6 +51,10 @@ _LIMIT: Final[Options] = {
         None,
     ),
     "rate": (Annotated[str | None, typer.Option("--rate", help="How many begin in a time: 100/1m.")], None),
+    "per_key": (
+        Annotated[bool, typer.Option("--per-key", help="The rate is of each key; others go on.")],
+        False,
+    ),
     "none": (Annotated[bool, typer.Option("--none", help="Lift the limit.")], False),
     **_END,
 }
@@ -120,7 +124,7 @@ def _command(verb: str, about: Mapping[str, Any], options: Mapping[str, Any]) ->
             return ResumeControl(**about)
         case "restore":
             return RestoreLimit(**about)
-    limit = read_limit(options["concurrency"], options["rate"])
+    limit = read_limit(options["concurrency"], options["rate"], per_key=options["per_key"])
     if bool(limit) is options["none"]:
         raise InvalidRequest("say which limit: --concurrency, --rate, or --none", field="limit")
     return LimitControl(**about, limit=limit, **_end(options))

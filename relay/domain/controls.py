@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, Final
 
 from relay.domain.errors import InvalidRequest, RelayError
@@ -23,6 +24,10 @@ ENDLESS: Final = "resumed"
 LONGEST: Final = timedelta(days=365)
 #: How long an event or a task of a paused type is put off at most. Then a worker looks again.
 LOOK_AGAIN: Final = timedelta(minutes=15)
+#: The longest time between two starts of one key: for so long its row is kept.
+LONGEST_OF_KEY: Final = timedelta(days=1)
+#: What stands before the key in the key of a rate. No name has it.
+OF_KEY: Final = "\n"
 _MOST_AT_ONCE: Final = 100_000
 _RATE = re.compile(r"(\d{1,9})/(.+)")
 
@@ -64,11 +69,12 @@ class Act(StrEnum):
 class Limit:
     """How much may run at once, and the shortest time between two starts. None: as configured.
 
-    ``until``: when it ends.
+    ``per_key``: between two starts of one key, and keys do not wait for each other. ``until``: when it ends.
     """
 
     concurrency: int | None = None
     interval: timedelta | None = None
+    per_key: bool = False
     until: datetime | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
@@ -80,7 +86,7 @@ class Limit:
         if self.concurrency is not None:
             parts.append(f"{self.concurrency} at once")
         if self.interval is not None:
-            parts.append(rate_of(self.interval))
+            parts.append(f"{rate_of(self.interval)}{' per key' if self.per_key else ''}")
         return ", ".join(parts) or "no limit"
 
 
@@ -211,6 +217,8 @@ def check_limit(what: What, limit: Limit) -> None:
         raise InvalidRequest(
             f"must be 1 to {_MOST_AT_ONCE}", field="concurrency", hint="pause it to let nothing begin"
         )
+    if limit.per_key and (limit.interval is None or limit.interval > LONGEST_OF_KEY):
+        raise InvalidRequest("needs a rate of at least 1/1d", field="per_key", hint="such as --rate 10/1m")
 
 
 def check_end(until: datetime | None, now: datetime) -> None:
@@ -232,6 +240,11 @@ def rate_of(interval: timedelta) -> str:
 def rate_key(what: What, name: str) -> str:
     """The key of a rate in ``task_rates``. Types of tasks have theirs there, and no space in their names."""
     return name if what is What.TASK_TYPE else f"{what.value} {name}"
+
+
+def rate_of_key(rate: str, key: str | None) -> str:
+    """The same for one key. Rows or messages without a key share one. Of a key only its hash is kept."""
+    return f"{rate}{OF_KEY}{blake2b((key or '').encode(), digest_size=16).hexdigest()}"
 
 
 def rate_parts(rate: str) -> tuple[int, str]:

@@ -9,9 +9,11 @@ from relay.domain.errors import InvalidRequest
 from relay.settings.values import parse_duration
 
 
-def read_limit(concurrency: int | None, rate: str | None) -> Limit:
+def read_limit(concurrency: int | None, rate: str | None, *, per_key: bool = False) -> Limit:
     """A limit from a number and a rate such as ``100/1m``. Raises InvalidRequest."""
     if rate is None:
+        if per_key:
+            raise InvalidRequest("needs a rate", field="per_key", hint="such as --rate 10/1m --per-key")
         return Limit(concurrency=concurrency)
     count, time = rate_parts(rate)
     try:
@@ -20,7 +22,7 @@ def read_limit(concurrency: int | None, rate: str | None) -> Limit:
         raise InvalidRequest(str(error), field="rate", hint="such as 100/1m") from None
     if interval <= timedelta():
         raise InvalidRequest("must be longer than 0", field="rate", hint="such as 100/1m")
-    return Limit(concurrency=concurrency, interval=interval)
+    return Limit(concurrency=concurrency, interval=interval, per_key=per_key)
 
 
 def read_duration(text: str | None, field: str) -> timedelta | None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from psycopg.errors import UndefinedTable
@@ -20,6 +20,7 @@ from relay.adapters.postgres.row_operations import audit
 from relay.adapters.postgres.sql import statement
 from relay.domain.controls import (
     NO_LIMIT,
+    OF_KEY,
     UNCONTROLLED,
     Act,
     Control,
@@ -190,14 +191,14 @@ async def paused_beside(conn: Connection) -> Sequence[Control]:
 
 
 def _control(row: Sequence[Any]) -> Control:
-    what, name, act, until, concurrency, interval, former_concurrency, former_interval, reason, by, since = row
+    what, name, act, until, concurrency, interval, per_key, *former, reason, by, since = row
     return Control(
         what=What(what),
         name=name,
         act=Act(act),
         until=until,
-        limit=Limit(concurrency=concurrency, interval=interval),
-        former=Limit(concurrency=former_concurrency, interval=former_interval),
+        limit=_limit(concurrency, interval, per_key),
+        former=_limit(*former),
         reason=reason,
         by=by,
         since=since,
@@ -213,9 +214,12 @@ async def _lock(conn: Connection, what: What, name: str, act: Act) -> tuple[Limi
     rows = await query(conn, "controls/lock", what=what.value, name=name, act=act.value)
     if not rows:
         return None
-    [(_, concurrency, interval, former_concurrency, former_interval, in_force)] = rows
-    former = Limit(concurrency=former_concurrency, interval=former_interval)
-    return Limit(concurrency=concurrency, interval=interval), former, in_force
+    [(_, concurrency, interval, per_key, *former, in_force)] = rows
+    return _limit(concurrency, interval, per_key), _limit(*former), in_force
+
+
+def _limit(concurrency: int | None, interval: timedelta | None, per_key: bool) -> Limit:
+    return Limit(concurrency=concurrency, interval=interval, per_key=per_key)
 
 
 async def _set(
@@ -238,8 +242,10 @@ async def _set(
         until=until,
         concurrency=limit.concurrency,
         interval=limit.interval,
+        per_key=limit.per_key,
         former_concurrency=former.concurrency,
         former_interval=former.interval,
+        former_per_key=former.per_key,
         reason=None if by.note is None else clean(by.note),
         by=clean(by.actor),
     )
@@ -254,7 +260,9 @@ async def _check_end(conn: Connection, until: datetime | None) -> None:
 async def _release(conn: Connection, what: What, name: str, act: Act) -> None:
     """Let what was put off go on. If this is cut off, the rest goes on by itself, within 15 minutes."""
     if act is Act.LIMIT:
-        await _do(conn, "controls/forget_slots", type=rate_key(what, name))
+        key = rate_key(what, name)
+        await _do(conn, "controls/forget_slots", type=key)
+        await _do(conn, "controls/forget_keys", rate=key + OF_KEY)
     if (release := _RELEASES.get((what, act))) is None:
         return
     terms = {"name": name, "limit": _RELEASED}

@@ -60,7 +60,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "selections": Rights("SELECT, INSERT, DELETE"),
     "processed_events": Rights("SELECT, INSERT, DELETE", "SELECT, INSERT (handler, message_id)"),
     "task_outbox": Rights("SELECT, INSERT, UPDATE, DELETE", f"INSERT ({_TASK})"),
-    "task_rates": Rights("SELECT, INSERT, UPDATE"),
+    "task_rates": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "scheduler_lease": Rights("SELECT, UPDATE"),
     "scheduled_jobs": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "scheduled_runs": Rights("SELECT, INSERT, UPDATE, DELETE"),

@@ -15,9 +15,10 @@ from uuid import UUID
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claimed
 from relay.adapters.postgres.pipeline import fetch
 from relay.adapters.postgres.pool import Connection, Pool, query
+from relay.adapters.postgres.rates import begin, turn
 from relay.adapters.postgres.sql import statement
-from relay.domain.controls import LOOK_AGAIN, Limit, What, rate_key
-from relay.domain.tasks import PutOff, Rate, slot
+from relay.domain.controls import LOOK_AGAIN, Limit, What, rate_key, rate_of_key
+from relay.domain.tasks import PutOff
 from relay.ports import ClaimedMessage
 
 #: When too many messages run, another tries again after this time, or when one of them ends.
@@ -41,19 +42,20 @@ class LimitedInbox:
                 await conn.execute(statement("tasks/lock_concurrency"), {"key": self._key})
             if not (rows := await query(conn, "inbox/lock_limited", message_id=message_id)):
                 return None
-            [(promised,)] = rows
-            held = await self._full(conn, limit) or await self._turn(conn, limit, promised=promised)
+            [(promised, of)] = rows
+            key = rate_of_key(self._key, of) if limit.per_key else self._key
+            held = await self._full(conn, limit) or await turn(conn, key, limit.interval, promised=promised)
             if held is not None:
                 delay = _bounded(held.delay, limit)
-                await conn.execute(statement("inbox/put_off"), {"message_id": message_id, "delay": delay})
+                how = "inbox/put_off_key" if limit.per_key and held.waits_for == "turn" else "inbox/put_off"
+                await conn.execute(statement(how), {"message_id": message_id, "delay": delay})
                 return PutOff(delay, held.waits_for)
             command = self._inbox.claim_command(message_id, lease, max_attempts)
             found = await fetch(conn, command)
             if not found:
                 return None
             if limit.interval is not None:
-                slots = {"type": self._key, "interval": limit.interval}
-                await conn.execute(statement("tasks/take_slot"), slots)
+                await begin(conn, key, limit.interval, per_key=limit.per_key)
             return claimed(command, found[0], since)
 
     async def next(self) -> Sequence[UUID]:
@@ -67,17 +69,6 @@ class LimitedInbox:
             return None
         [(count,)] = await query(conn, "inbox/running", subscription=self._subscription)
         return PutOff(_FULL_WAIT, "room") if count >= limit.concurrency else None
-
-    async def _turn(self, conn: Connection, limit: Limit, *, promised: bool) -> PutOff | None:
-        if limit.interval is None:
-            return None
-        [row] = await query(conn, "tasks/lock_rate", type=self._key)
-        delay = slot(Rate(*row), limit.interval, promised=promised)
-        if delay <= timedelta(0):
-            return None
-        if not promised:
-            await conn.execute(statement("tasks/promise_slot"), {"type": self._key, "delay": delay})
-        return PutOff(delay, "turn")
 
 
 def _bounded(delay: timedelta, limit: Limit) -> timedelta:

@@ -20,10 +20,12 @@ from relay.adapters.postgres import array
 from relay.adapters.postgres.claimant import claim_token, note_of
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, query
+from relay.adapters.postgres.rates import begin, turn
 from relay.adapters.postgres.sql import statement
+from relay.domain.controls import rate_of_key
 from relay.domain.disclosure import clean
 from relay.domain.policies import DeadLetter, Retry
-from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, slot
+from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
 GRACE: Final = timedelta(seconds=5)
@@ -33,13 +35,14 @@ _FULL_WAIT: Final = timedelta(seconds=8)
 
 @dataclass(frozen=True, slots=True)
 class TaskLimits:
-    """The limits of a task type. ``interval``: the shortest time between two starts.
+    """The limits of a task type. ``interval``: the shortest time between two starts, or two of a key: ``per_key``.
 
     ``until``: when the limit of an operator ends; it holds nothing for longer.
     """
 
     concurrency: int | None = None
     interval: timedelta | None = None
+    per_key: bool = False
     until: datetime | None = None
 
     def __bool__(self) -> bool:
@@ -104,7 +107,12 @@ class PostgresTasks:
                 if not (rows := await query(conn, "tasks/lock", id=id)):
                     return None
                 [(key, waits_for)] = rows
-                held = await self._held(conn, key, limits) or await _slot(conn, task_type, limits, waits_for)
+                rate = rate_of_key(task_type, key) if limits.per_key else task_type
+                # The word in rows for a promised slot.
+                promised = waits_for == "turn"
+                held = await self._held(conn, key, limits) or await turn(
+                    conn, rate, limits.interval, promised=promised
+                )
                 if held is not None:
                     if limits.until is not None:
                         left = max(timedelta(milliseconds=1), limits.until - datetime.now(UTC))
@@ -113,10 +121,7 @@ class PostgresTasks:
                     return held
                 claimed = await _claim(conn, id, lease, since)
                 if claimed is not None and limits.interval is not None:
-                    # Only after the claim, because the interval is between starts.
-                    await conn.execute(
-                        statement("tasks/take_slot"), {"type": task_type, "interval": limits.interval}
-                    )
+                    await begin(conn, rate, limits.interval, per_key=limits.per_key)
                 return claimed
 
     async def _held(self, conn: Connection, key: str | None, limits: TaskLimits) -> PutOff | None:
@@ -215,18 +220,3 @@ async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
     await conn.execute(
         statement("tasks/put_off"), {"id": id, "delay": reason.delay, "waits_for": reason.waits_for}
     )
-
-
-async def _slot(conn: Connection, task_type: str, limits: TaskLimits, waits_for: str | None) -> PutOff | None:
-    """Lock the rate limit. If there is no free slot now, promise one and return PutOff."""
-    if limits.interval is None:
-        return None
-    [row] = await query(conn, "tasks/lock_rate", type=task_type)
-    # The word in rows for a promised slot.
-    promised = waits_for == "turn"
-    delay = slot(Rate(*row), limits.interval, promised=promised)
-    if delay <= timedelta(0):
-        return None
-    if not promised:
-        await conn.execute(statement("tasks/promise_slot"), {"type": task_type, "delay": delay})
-    return PutOff(delay, "turn")

@@ -59,15 +59,16 @@ class Lasting(Controlled):
 class Limited(Lasting):
     """``concurrency``: how many run at once. ``rate``: how many begin in a time, such as ``100/1m``.
 
-    Neither: the limit is lifted.
+    ``per_key``: the rate is of each key, and other keys go on. No number and no rate: the limit is lifted.
     """
 
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
     rate: Text | None = None
+    per_key: bool = False
 
     def limit(self) -> Limit:
         """The limit. Raises InvalidRequest."""
-        return read_limit(self.concurrency, self.rate)
+        return read_limit(self.concurrency, self.rate, per_key=self.per_key)
 
 
 class SubscriptionOut(BaseModel):

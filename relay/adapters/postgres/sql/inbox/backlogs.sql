@@ -16,7 +16,7 @@ SELECT known.name AS subscription, count(*) FILTER (WHERE NOT held) AS count,
        greatest(0, extract(epoch FROM clock_timestamp() - min(received_at) FILTER (WHERE NOT held)))::float8
            AS oldest_age_seconds,
        count(*) FILTER (WHERE attempts > 3 AND NOT held) AS failed_attempts,
-       count(next_attempt_at) FILTER (WHERE NOT held) AS failing, count(let_go_at) FILTER (WHERE NOT held) AS let_go,
+       count(next_attempt_at) FILTER (WHERE failed AND NOT held) AS failing, count(let_go_at) FILTER (WHERE NOT held) AS let_go,
        (SELECT count(*)
         FROM (SELECT
               FROM inbox_messages
@@ -24,7 +24,8 @@ SELECT known.name AS subscription, count(*) FILTER (WHERE NOT held) AS count,
               ORDER BY received_at
               LIMIT %(limit)s) AS apart) AS held
 FROM known, LATERAL (
-    SELECT received_at, attempts, next_attempt_at, let_go_at, next_attempt_at IS NOT DISTINCT FROM 'infinity' AS held
+    SELECT received_at, attempts, next_attempt_at, let_go_at, next_attempt_at IS NOT DISTINCT FROM 'infinity' AS held,
+           last_error IS NOT NULL AS failed
     FROM inbox_messages
     WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND subscription = known.name
     ORDER BY enqueued_at
@@ -33,9 +34,10 @@ GROUP BY known.name
 UNION ALL
 SELECT NULL, count(*) FILTER (WHERE NOT held),
        greatest(0, extract(epoch FROM clock_timestamp() - min(received_at) FILTER (WHERE NOT held)))::float8,
-       count(*) FILTER (WHERE attempts > 3 AND NOT held), count(next_attempt_at) FILTER (WHERE NOT held),
+       count(*) FILTER (WHERE attempts > 3 AND NOT held), count(next_attempt_at) FILTER (WHERE failed AND NOT held),
        count(let_go_at) FILTER (WHERE NOT held), count(*) FILTER (WHERE held)
-FROM (SELECT received_at, attempts, next_attempt_at, let_go_at, next_attempt_at IS NOT DISTINCT FROM 'infinity' AS held
+FROM (SELECT received_at, attempts, next_attempt_at, let_go_at, next_attempt_at IS NOT DISTINCT FROM 'infinity' AS held,
+           last_error IS NOT NULL AS failed
       FROM inbox_messages
       WHERE processed_at IS NULL AND dead_lettered_at IS NULL AND subscription IS NULL
       ORDER BY enqueued_at

@@ -1,6 +1,6 @@
--- Lock a message of a subscription with a limit that may be claimed; and whether it was put off before: then a slot was
--- promised to it.
-SELECT coalesce(enqueued_at > received_at, false)
+-- Lock a message of a subscription with a limit that may be claimed; whether it was put off before: then a slot was
+-- promised to it; and its key.
+SELECT coalesce(enqueued_at > received_at, false), partition_key
 FROM inbox_messages
 WHERE message_id = %(message_id)s
   AND num_nonnulls(processed_at, dead_lettered_at) = 0
