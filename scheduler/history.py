@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ class Pages(Protocol):
     async def minute(self) -> Minute:
         """The last whole minute."""
 
-    async def record(self, at: datetime, levels: Sequence[Level]) -> bool:
+    async def record(self, at: datetime, levels: Sequence[Level], releases: Mapping[str, int]) -> bool:
         """Record a minute, once."""
 
     async def roll_up(self, at: datetime) -> int:
@@ -30,16 +30,17 @@ class Pages(Protocol):
 class HistoryTick:
     """Records each minute some seconds after its end. The database's clock says which, and whether another did.
 
-    ``levels``: reads what waits.
+    ``levels``: reads what waits. ``releases``: how many workers run each release now.
     """
 
     def __init__(
         self,
         pages: Pages,
         levels: Callable[[], Awaitable[Sequence[Level]]],
+        releases: Callable[[], Awaitable[Mapping[str, int]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pages, self._levels, self._clock = pages, levels, clock
+        self._pages, self._levels, self._releases, self._clock = pages, levels, releases, clock
         self.take_over()
 
     def take_over(self) -> None:
@@ -53,7 +54,7 @@ class HistoryTick:
             return
         minute = await self._pages.minute()
         if not minute.recorded:
-            await self._pages.record(minute.at, await self._levels())
+            await self._pages.record(minute.at, await self._levels(), await self._releases())
         hour = (minute.at.astimezone(UTC) + timedelta(minutes=1)).replace(minute=0)
         if hour != self._hour:
             await self._pages.roll_up(minute.at)

@@ -85,7 +85,7 @@ def _frequent(
     yield Tick(f"alerts:{context}", alerts.EVERY, sender.run)
     yield Tick(f"conditions:{context}", settings.alerts.check_every, conditions.tick)
     parts = application.context(context)
-    records = history.HistoryTick(parts.history, parts.backlogs.levels)
+    records = history.HistoryTick(parts.history, parts.backlogs.levels, application.members.releases)
     yield Tick(f"history:{context}", history.EVERY, records.tick, records.take_over)
     if application.settings.metrics.scheduler is not None:
         interval = application.settings.metrics.interval

@@ -125,7 +125,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that may explain a change: what an operator did, or a circuit."""
+    """Something that may explain a change: what an operator did, a circuit, or a release that begins to run."""
 
     at: datetime
     what: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -148,7 +148,7 @@ class Pages:
     async def minute(self) -> Minute:
         return self.found.pop(0)
 
-    async def record(self, at: datetime, levels: Sequence[Level]) -> bool:
+    async def record(self, at: datetime, levels: Sequence[Level], releases: Mapping[str, int]) -> bool:
         self.done.append(("record", at))
         return True
 
@@ -161,11 +161,15 @@ async def nothing_waits() -> Sequence[Level]:
     return []
 
 
+async def nobody() -> Mapping[str, int]:
+    return {}
+
+
 async def test_the_leader_asks_once_a_minute_and_rolls_up_once_an_hour() -> None:
     first, now = datetime(2026, 3, 1, 10, 57, tzinfo=UTC), 0.0
     every = [Minute(first + timedelta(minutes=n), False, 60.0) for n in range(4)]
     pages = Pages(*every)
-    tick = HistoryTick(pages, nothing_waits, lambda: now)
+    tick = HistoryTick(pages, nothing_waits, nobody, lambda: now)
     for _ in range(4 * 12):  # as often as the clock of the scheduler calls it
         await tick.tick()
         now += 5
@@ -178,7 +182,7 @@ async def test_a_new_leader_does_not_write_the_minute_of_the_old_one() -> None:
     minute = datetime(2026, 3, 1, 10, 57, tzinfo=UTC)
     pages = Pages(Minute(minute, True, 12.0), Minute(minute + timedelta(minutes=1), False, 60.0))
     now = 100.0
-    tick = HistoryTick(pages, nothing_waits, lambda: now)
+    tick = HistoryTick(pages, nothing_waits, nobody, lambda: now)
     await tick.tick()
     assert ("record", minute) not in pages.done
     now += 12
@@ -345,6 +349,44 @@ async def test_what_operators_did_and_circuits_are_marks(database_url: str) -> N
         ("dlq.requeue", "3", "ann"),
         ("circuit.close", "mail", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "marks"),
+    [
+        ("1 1 1", []),
+        ("1 12 2", ["2"]),
+        ("1 2 1", ["1", "2"]),  # and back: the newest first
+        ("1 - - 1 2", ["2"]),  # the workers were not known for two minutes
+        ("- - 1 1", []),  # a history begins
+        ("1 123 23", ["2", "3"]),
+    ],
+)
+async def test_a_release_that_begins_to_run_is_a_mark(database_url: str, minutes: str, marks: list[str]) -> None:
+    """Each word: the releases that ran in a minute."""
+    told = minutes.split()
+    begin = at(database_url, "date_trunc('minute', now())") - timedelta(minutes=len(told) + 2)
+    levels = [Level(Of.OUTBOX, "", 0, 0.0, 0)]
+    async with opened(database_url) as (history, _):
+        for n, names in enumerate(told):
+            releases = {} if names == "-" else dict.fromkeys(names, 2)
+            assert await history.record(begin + timedelta(minutes=n), levels, releases)
+    found = await read(database_url)
+    assert sorted(str(it.about) for it in found.marks) == marks
+    assert {(it.what, it.actor) for it in found.marks} <= {("release", None)}
+    assert [it.at for it in found.marks] == sorted((it.at for it in found.marks), reverse=True)
+    assert [(it.of, it.name) for it in found.series] == [(Of.OUTBOX, "")], "a release is no series"
+
+
+async def test_marks_of_releases_stay_for_the_days_of_the_hours(database_url: str) -> None:
+    async with opened(database_url) as (history, _):
+        hour = at(database_url, "date_trunc('hour', now(), 'UTC') - interval '60 hours'")
+        for n, release in enumerate(("1", "1", "2", "2")):
+            when = hour + timedelta(hours=n)
+            await history.record(when, [Level(Of.OUTBOX, "", 0, 0.0, 0)], {release: 3})
+            await history.roll_up(when + timedelta(minutes=59))
+        found = await history.read("sea", SPANS["90d"])
+    assert [(it.at, it.about) for it in found.marks] == [(hour + timedelta(hours=2), "2")]
 
 
 # --- what it costs ---

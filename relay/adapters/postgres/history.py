@@ -36,6 +36,9 @@ from relay.domain.history import (
 GRACE: Final = timedelta(seconds=5)
 #: How many marks are shown at most.
 MARKS: Final = 200
+#: The kind of rows that say which releases were there. It is no series.
+_RELEASE: Final = "release"
+_NOBODY: Final[Mapping[str, int]] = {}
 #: What is compared with the same before: so long a time.
 _NOW: Final = timedelta(minutes=5)
 _BEFORE: Final = (timedelta(), timedelta(hours=1), timedelta(days=1))
@@ -66,17 +69,16 @@ class PostgresHistory:
             [row] = await query(conn, "history/minute", grace=self._grace)
         return Minute(*row)
 
-    async def record(self, at: datetime, levels: Sequence[Level]) -> bool:
-        """Record a minute; False if it was recorded before. Repeatable."""
+    async def record(self, at: datetime, levels: Sequence[Level], releases: Mapping[str, int] = _NOBODY) -> bool:
+        """Record a minute; False if it was recorded before. Repeatable. ``releases``: how many run each."""
+        shown = [(it.of.value, it.name, it.waiting, it.oldest_seconds, it.dead) for it in levels]
+        shown += [(_RELEASE, name, count, 0.0, 0) for name, count in releases.items()]
+        names = ("kinds", "names", "waiting", "oldest", "dead")
         parameters = {
             "at": at,
             "buckets": LAST,
             "per_e": PER_DOUBLING / math.log(2),
-            "kinds": [it.of.value for it in levels],
-            "names": [it.name for it in levels],
-            "waiting": [it.waiting for it in levels],
-            "oldest": [it.oldest_seconds for it in levels],
-            "dead": [it.dead for it in levels],
+            **{name: [it[n] for it in shown] for n, name in enumerate(names)},
         }
         async with self._source() as conn:
             return (await conn.execute(statement("history/record"), parameters)).rowcount > 0
@@ -115,7 +117,7 @@ class PostgresHistory:
             shown = await _parts(conn, span, since, until, one, times=of is not None)
             minute = ends(SPANS["1h"], now)[1] - SPANS["1h"].part
             before = [await _five_minutes(conn, minute - ago, one) for ago in _BEFORE]
-            marks = await query(conn, "history/marks", since=since, until=until, limit=MARKS)
+            marks = await query(conn, "history/marks", step=span.step, since=since, until=until, limit=MARKS)
         names = {*shown.series} | {it for found in before for it in found.series}
         if of is not None:
             names = {it for it in names if it == (of.value, name)}

@@ -1,5 +1,5 @@
 -- What a context did in each minute of the last two days and each hour of the last 90 days. The leader writes it.
--- kind: outbox (its name is empty), subscription or task. A row of the outbox is there for each minute that was
+-- kind: outbox (its name is empty), subscription or task; or a release of the workers that was there. A row of the outbox is there for each minute that was
 -- recorded; others only when there was something. So a minute without a row of the outbox is a gap.
 -- handling, waited: how many took how long, as {"bucket": count} (`relay.domain.history`).
 CREATE TABLE history (

@@ -1,5 +1,5 @@
--- What happened in a time that may explain a change: what operators did, and circuits that opened or closed. The newest
--- come first.
+-- What happened in a time that may explain a change: what operators did, circuits that opened or closed, and releases
+-- that began to run: they were not there when the releases were last known before. The newest come first.
 SELECT at, what, about, actor
 FROM ((SELECT at, action AS what,
               CASE WHEN cardinality(ids) = 1 THEN ids[1] ELSE cardinality(ids)::text END AS about, actor
@@ -14,6 +14,13 @@ FROM ((SELECT at, action AS what,
          AND raised_at >= %(since)s AND raised_at < %(until)s
        ORDER BY raised_at DESC
        LIMIT %(limit)s)
+      UNION ALL
+      (SELECT known.at, 'release', name, NULL
+       FROM (SELECT at, array_agg(name) AS names, lag(array_agg(name)) OVER (ORDER BY at) AS former
+             FROM history
+             WHERE step = %(step)s AND kind = 'release' AND at >= %(since)s - interval '1 day' AND at < %(until)s
+             GROUP BY at) AS known, unnest(names) AS name
+       WHERE known.at >= %(since)s AND name <> ALL (former))
       UNION ALL
       (SELECT c.at, c.what, c.subscription, NULL
        FROM (SELECT opened_at AS at, 'circuit.open' AS what, subscription FROM handler_circuits
