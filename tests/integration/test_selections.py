@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 SEA = "/contexts/sea"
 ACTS = [(kind, action) for kind in KINDS.values() for action in kind.actions]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NOTE = [("note", "a test"), ("for", "1h")]
 
 
@@ -219,6 +221,61 @@ async def test_a_form_that_counted_nothing_is_asked_first(api: Api, database_url
     page = await Browser(api.client).send(f"{SEA}/dead-letters/requeue", [("all", "1")], 422)
     assert page.data("count") == "1"
     assert rows.changed() == set()
+
+
+# --- jobs of the schedule ---
+
+
+@pytest.mark.parametrize("verb", ["run", "pause", "resume"])
+async def test_a_job_is_run_paused_and_resumed_once_however_often_the_form_is_sent(
+    api: Api, database_url: str, verb: str
+) -> None:
+    browser, path = Browser(api.client), f"{SEA}/schedule/{verb}"
+    insert = "INSERT INTO scheduled_jobs (name, schedule, paused_at) VALUES (%s, '0 3 * * *', %s) RETURNING name"
+    for name in ("nightly", "weekly"):
+        query(database_url, insert, name, NOW if verb == "resume" else None)
+    asked = await browser.open(path, name="nightly")
+    assert query(database_url, "SELECT * FROM audit_log") == []
+    answer = await browser.send(path, [*asked.fields, *NOTE[:1]], 303)
+    [entry] = query(database_url, "SELECT id, action, ids, note FROM audit_log")
+    assert (entry["action"], entry["ids"], entry["note"]) == (f"schedule {verb}", ["nightly"], "a test")
+    deed = f"{SEA}/audit/{entry['id']}"
+    if verb == "run":
+        assert answer.headers["location"].startswith(f"{SEA}/schedule/runs?name=nightly&asked=")
+        # The scheduler has begun it meanwhile: the same press, sent again, asks for no second run.
+        query(database_url, "UPDATE scheduled_jobs SET requested_at = NULL RETURNING name")
+    else:
+        assert answer.headers["location"] == deed
+    again = await asyncio.gather(*(browser.send(path, asked.fields, 303) for _ in range(3)))
+    assert {it.headers["location"] for it in again} == {deed}
+    done = await browser.open(deed)
+    assert done.outcome == ("1", "0")
+    assert (f"{SEA}/schedule/runs?name=nightly" in done.links) == (verb == "run")
+    wanted = "SELECT name FROM scheduled_jobs WHERE requested_at IS NOT NULL"
+    assert query(database_url, wanted) == []
+    assert len(query(database_url, "SELECT * FROM audit_log")) == 1
+
+
+async def test_what_is_paused_already_is_no_deed(api: Api, database_url: str) -> None:
+    browser, path = Browser(api.client), f"{SEA}/schedule/pause"
+    query(
+        database_url, "INSERT INTO scheduled_jobs (name, schedule) VALUES ('nightly', '0 3 * * *') RETURNING name"
+    )
+    first, second = [await browser.open(path, name="nightly") for _ in range(2)]
+    await browser.send(path, first.fields, 303)
+    assert "It rests." in (await browser.send(path, second.fields)).text
+    assert len(query(database_url, "SELECT * FROM audit_log")) == 1
+
+
+async def test_the_form_of_one_act_on_a_job_is_not_for_another(api: Api, database_url: str) -> None:
+    browser = Browser(api.client)
+    query(
+        database_url, "INSERT INTO scheduled_jobs (name, schedule) VALUES ('nightly', '0 3 * * *') RETURNING name"
+    )
+    asked = await browser.open(f"{SEA}/schedule/pause", name="nightly")
+    await browser.send(f"{SEA}/schedule/run", asked.fields, 422)
+    await browser.send(f"{SEA}/schedule/run", [("name", "nightly")], 422)
+    assert query(database_url, "SELECT * FROM audit_log") == []
 
 
 # --- parked keys ---

@@ -13,13 +13,13 @@ from starlette.responses import RedirectResponse, Response
 from relay.bus import Command
 from relay.domain.errors import InvalidRequest, NotParked
 from relay.domain.operators import Operator
-from relay.domain.schedule import UnknownJob, how_it_went, pause_refusal
+from relay.domain.schedule import JobView, UnknownJob, how_it_went, pause_refusal
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.common import Asked, InContext
+from relay.ops.api.common import Asked, InContext, Ops
 from relay.ops.api.contexts import AuditAsked, parked_names
 from relay.ops.api.models import Text
 from relay.ops.console.confirmation import Confirmation, note_of
-from relay.ops.console.forms import Form, Pairs, checked, read
+from relay.ops.console.forms import Form, checked, read
 from relay.ops.console.render import deed_path, link, page
 from relay.ops.console.row_actions import used_by
 from relay.ops.console.wording import plural
@@ -95,7 +95,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
     """Let the keys go on that were counted, once, and lead to the page of the deed."""
     if (deed := await used_by(ops, context, form)) is not None:
         return RedirectResponse(deed_path(context, deed), 303)
-    selection = read(_CountedKeys, [it for it in form if it[0] != "note"]).selection
+    selection = read(_Counted, [it for it in form if it[0] != "note"]).selection
     names = (await look_up(ops, context, PARKED, _RELEASE, selection)).ids or ()
     by = Operator(caller.name, note_of(form), selection=selection)
     result = await ops.do(ReleaseKeys(context=context, counted=names, by=by))
@@ -105,7 +105,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
     return RedirectResponse(deed_path(context, outcome.deed), 303)
 
 
-class _CountedKeys(BaseModel):
+class _Counted(BaseModel):
     selection: UUID
 
 
@@ -130,14 +130,19 @@ class _RunsPage(_Job):
     asked: AwareDatetime | None = None
 
 
+async def _scheduled(ops: Ops, context: str, name: str) -> JobView:
+    found = (await ops.queries.ask_async(ReadSchedule(context=context, limit=TYPED))).unwrap()
+    job = next((it for it in found.jobs if it.name == name), None)
+    if job is None:
+        raise UnknownJob(f"{context} has no job {name[:100]!r}", hint="see the page of its schedule")
+    return job
+
+
 @router.get("/schedule/runs")
 async def runs(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
     """Show the last runs of a job, and how the one went that was asked for."""
     asked = checked(_RunsPage, dict(request.query_params))
-    found = (await ops.queries.ask_async(ReadSchedule(context=context, limit=TYPED))).unwrap()
-    job = next((it for it in found.jobs if it.name == asked.name), None)
-    if job is None:
-        raise UnknownJob(f"{context} has no job {asked.name[:100]!r}", hint="see the page of its schedule")
+    job = await _scheduled(ops, context, asked.name)
     last = (await ops.queries.ask_async(ReadRuns(context=context, name=job.name))).unwrap()
     ran, went = None, None
     if asked.asked is not None:
@@ -156,40 +161,47 @@ async def runs(request: Request, ops: Asked, _: Reading, context: InContext) -> 
     )
 
 
-def _confirmation(context: str, verb: Verb, pairs: Pairs) -> tuple[Confirmation, str]:
-    name = read(_Job, [it for it in pairs if it[0] != "note"]).name
+def _confirmation(context: str, verb: Verb, name: str, selection: UUID) -> Confirmation:
     action, base = JOBS.action(verb), f"/contexts/{context}/schedule"
-    confirmation = Confirmation(
+    return Confirmation(
         button=action.label,
         question=f"{action.label}: {name}?",
         about=action.about,
         done=action.done,
         to=f"{base}/{verb}",
         back=base,
-        fields=[("name", name)],
+        fields=[("selection", str(selection))],
         context=context,
     )
-    return confirmation, name
 
 
 @router.get("/schedule/{verb}")
-async def ask_job(request: Request, _: Operating, context: InContext, verb: Verb) -> Response:
-    """Ask before a job is run, paused or goes on."""
-    return _confirmation(context, verb, request.query_params.multi_items())[0].ask(request)
+async def ask_job(request: Request, ops: Asked, _: Operating, context: InContext, verb: Verb) -> Response:
+    """Ask before a job is run, paused or goes on, and keep which it is."""
+    name = read(_Job, [it for it in request.query_params.multi_items() if it[0] != "note"]).name
+    await _scheduled(ops, context, name)
+    selection = await keep(ops, context, JOBS, JOBS.action(verb), [name], None)
+    return _confirmation(context, verb, name, selection).ask(request)
 
 
 @router.post("/schedule/{verb}")
 async def do_job(
     request: Request, ops: Asked, caller: Operating, context: InContext, verb: Verb, form: Form
 ) -> Response:
-    """Run a job now, pause it, or let it go on."""
-    confirmation, name = _confirmation(context, verb, form)
-    command: Command[Any] = _COMMANDS[verb](context=context, name=name, by=Operator(caller.name, note_of(form)))
+    """Run a job now, pause it, or let it go on, once; and lead to the page of its runs, or of the deed."""
+    if (deed := await used_by(ops, context, form)) is not None:
+        return RedirectResponse(deed_path(context, deed), 303)
+    selection = read(_Counted, [it for it in form if it[0] != "note"]).selection
+    [name] = (await look_up(ops, context, JOBS, JOBS.action(verb), selection)).ids or ()
+    by = Operator(caller.name, note_of(form), selection=selection)
+    command: Command[Any] = _COMMANDS[verb](context=context, name=name, by=by)
     answer = (await ops.do(command)).unwrap()
     if verb == "run":
         where = link(f"/contexts/{context}/schedule/runs", name=name, asked=answer.isoformat())
         return RedirectResponse(where, 303)
-    return confirmation.result_page(request)
+    if (deed := await used_by(ops, context, form)) is not None:
+        return RedirectResponse(deed_path(context, deed), 303)
+    return _confirmation(context, verb, name, selection).result_page(request)  # it was so already
 
 
 # --- the audit log ---
