@@ -15,12 +15,13 @@ from relay.cli.options import (
     Options,
     WideOption,
     one_context,
-    print_json,
     query_context,
     visiting_contexts,
 )
-from relay.cli.tables import View, columns, plain, print_rows
+from relay.cli.tables import View, columns, print_rows
+from relay.cli.work import show_work
 from relay.domain.controls import What
+from relay.domain.history import Of
 from relay.ops.requests import ListSubscriptions
 
 app = typer.Typer(help="Subscriptions: list, show, pause, resume, limit, restore.", no_args_is_help=True)
@@ -62,15 +63,9 @@ def _show(
     context: OneContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one subscription: its settings, and what is paused or limited."""
+    """Show one subscription: what waits, runs and fails, its history and settings, its pause or limit."""
     chosen = one_context(context, lambda found: name in found.subscriptions)
-    [row] = asyncio.run(query_context(chosen, ListSubscriptions(context=chosen.name, name=name)))
-    if as_json:
-        print_json({"context": chosen.name, **row})
-        return
-    width = max(map(len, row))
-    for field, value in row.items():
-        print(f"{field.replace('_', ' '):<{width}}  {'-' if value is None else plain(value)}")
+    show_work(chosen, Of.SUBSCRIPTION, name, as_json=as_json)
 
 
 def _subject(options: dict[str, Any]) -> tuple[What, str]:

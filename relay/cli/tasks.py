@@ -10,10 +10,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.cli.controls import add_controls
-from relay.cli.options import Options
+from relay.cli.options import JsonOption, OneContextOption, Options, one_context
 from relay.cli.rows import group_of
+from relay.cli.work import show_work
 from relay.domain.controls import What
 from relay.domain.errors import InvalidRequest
+from relay.domain.history import Of
 from relay.ops.kinds import TASKS
 
 app: Final = group_of(TASKS)
@@ -23,6 +25,16 @@ _EITHER: Final[Options] = {
     "queue": (Annotated[str | None, typer.Option("--queue", help="A queue of tasks.")], None),
 }
 _ONE: Final[Options] = {"type": (Annotated[str, typer.Option("--type", help="A type of tasks.")], ...)}
+
+
+@app.command("type")
+def _show_type(
+    name: Annotated[str, typer.Argument(help="A type of tasks.")],
+    context: OneContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one type of tasks: what waits, runs and fails, its history, its pause or limit."""
+    show_work(one_context(context, lambda _: True), Of.TASK, name, as_json=as_json)
 
 
 def _subject(options: dict[str, Any]) -> tuple[What, str]:

@@ -40,9 +40,14 @@ class NotCancellable(RelayError):
     code = "NOT_CANCELLABLE"
 
 
+def is_type(value: object) -> bool:
+    """Whether it is a valid name for a task type."""
+    return isinstance(value, str) and _TYPE.match(value) is not None
+
+
 def check_type(value: object) -> str:
     """Return ``value`` if it is a valid name for a task type. Raises InvalidTask."""
-    if not isinstance(value, str) or not _TYPE.match(value):
+    if not (isinstance(value, str) and is_type(value)):
         raise InvalidTask(
             f"{str(value)[:120]!r} is not a name for a task",
             field="type",

@@ -26,11 +26,12 @@ from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.bus import CommandBus, QueryBus
 from relay.bus.errors import NothingFound
 from relay.domain.archive import Manifest
-from relay.domain.controls import LONGEST, Act, Control, Limit, UnknownControl, What, check_name
+from relay.domain.controls import LONGEST, Control, Limit, UnknownControl, What, check_name
 from relay.domain.errors import InvalidRequest, NotUndoable, of_context
 from relay.domain.history import SPANS, ContextHistory
 from relay.domain.operators import Outcome, Selected
 from relay.domain.schedule import CronRun, Schedule, UnknownJob
+from relay.domain.work import control_fields
 from relay.ops import requests
 from relay.ops.kinds import KINDS, undoing
 from relay.settings import ContextSettings, SubscriptionSettings
@@ -186,14 +187,14 @@ class RowHandlers:
             self._check(query.context, What.SUBSCRIPTION, query.name)
         known = of_context(self._contexts, query.context).subscriptions
         async with self._lend(query.context) as source:
-            found = {
-                (it.name, it.act): it
-                for it in await PostgresControls(source).in_force()
-                if it.what is What.SUBSCRIPTION
-            }
+            found = [it for it in await PostgresControls(source).in_force() if it.what is What.SUBSCRIPTION]
         names = known if query.name is None else [query.name]
         return [
-            _subscription(name, known[name], found.get((name, Act.PAUSE)), found.get((name, Act.LIMIT)))
+            {
+                "name": name,
+                **control_fields([it for it in found if it.name == name]),
+                **subscription_settings(known[name]),
+            }
             for name in names
         ]
 
@@ -227,12 +228,7 @@ class RowHandlers:
         return before
 
     def _check(self, context: str, what: What, name: str) -> None:
-        """Raise InvalidRequest for a bad name, and UnknownControl for a subscription that there is not."""
-        check_name(what, name)
-        known = of_context(self._contexts, context).subscriptions
-        if what is What.SUBSCRIPTION and name not in known:
-            hint = f"there are: {', '.join([*known][:_NAMED]) or 'none'}"
-            raise UnknownControl(f"no subscription is called {name[:80]!r}", field="name", hint=hint)
+        check_subject(of_context(self._contexts, context), what, name)
 
     async def _batches(self, query: requests.ListBatches) -> Sequence[Manifest]:
         async with self._lend(query.context) as source:
@@ -332,16 +328,18 @@ async def _unknown(schedule: PostgresSchedule, name: str) -> UnknownJob:
     return UnknownJob(f"no job is called {name[:200]!r}", field="name", hint=f"scheduled: {known}")
 
 
-def _subscription(name: str, it: SubscriptionSettings, pause: Control | None, limit: Control | None) -> Row:
-    control = pause or limit
+def check_subject(context: ContextSettings, what: What, name: str) -> None:
+    """Raise InvalidRequest for a bad name, and UnknownControl for a subscription that there is not."""
+    check_name(what, name)
+    known = context.subscriptions
+    if what is What.SUBSCRIPTION and name not in known:
+        hint = f"there are: {', '.join([*known][:_NAMED]) or 'none'}"
+        raise UnknownControl(f"no subscription is called {name[:80]!r}", field="name", hint=hint)
+
+
+def subscription_settings(it: SubscriptionSettings) -> Row:
+    """What relay.toml says of a subscription, without passwords."""
     return {
-        "name": name,
-        "state": "paused" if pause else "limited" if limit else "runs",
-        "until": None if control is None else control.until,
-        "by": None if control is None else control.by,
-        "since": None if control is None else control.since,
-        "reason": None if control is None else control.reason,
-        "limit": None if limit is None else str(limit.limit),
         "handler": hide_url(it.handler),
         "stream": it.stream,
         "durable": it.durable,

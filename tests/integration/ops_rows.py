@@ -46,6 +46,7 @@ class Rows:
             "dead-letters": self.letters[0],
             "tasks": number("task-failed"),
             "subscriptions": next(iter(self.settings.contexts[self.context].subscriptions)),
+            "task-types": "send_invoice",
             "replays": 1,
             "audit": self.deed,
         }
@@ -123,6 +124,7 @@ class Rows:
             ("POST", f"{context}/schedule/{{name}}/run"): [{"note": "a test"}],
             ("POST", f"{context}/schedule/{{name}}/pause"): [{}],
             ("POST", f"{context}/schedule/{{name}}/resume"): [{}],
+            ("GET", f"{context}/task-types/{{id}}"): [{}, {"span": "6h"}],
             ("POST", f"{context}/controls/pause"): [
                 {"what": "publishing", "for": "1h"},
                 {"what": "event_type", "name": "x"},

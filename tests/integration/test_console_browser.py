@@ -66,6 +66,8 @@ PAGES = [
     "/contexts/land/audit",
     "/contexts/land/history",
     "/contexts/land/history?of=subscription&name=billing",
+    "/contexts/land/subscriptions/billing",
+    "/contexts/land/task-types/send_a_rather_long_mail",
     "/streams",
     "/queues",
     "/fleet",

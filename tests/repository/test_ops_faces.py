@@ -33,6 +33,7 @@ PLACES = {
         for group in ("subscriptions", "tasks", "outbox")
         for verb in ("pause", "resume", "limit", "restore")
     },
+    "tasks type": f"{_CONTEXT}task-types/{{id}}",
     "inbox replay": f"{_CONTEXT}replays",
     "inbox replays": f"{_CONTEXT}replays",
     "inbox stop-replay": f"{_CONTEXT}replays/{{id}}/stop",
@@ -152,7 +153,7 @@ def list_page(kind: Kind, row: dict[str, Any]) -> str:
         "unconfirmed": 0,
     }
     paging |= {"trail": [], "passed": [], "newest": "newest", "sizes": (50,), "limit": 50, "choices": {}}
-    more = {"statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
+    more = {"one_of": None, "statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
     return page_of(kind, "list.html", items=[row], **paging, **more)
 
 

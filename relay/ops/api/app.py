@@ -21,7 +21,7 @@ from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
 from relay.ops.alarms.watch import ReadAlarms, Watch
-from relay.ops.api import archive, contexts, controls, deeds, everywhere, history, queues, replays, system
+from relay.ops.api import archive, contexts, controls, deeds, everywhere, history, queues, replays, system, work
 from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
@@ -40,6 +40,7 @@ from relay.ops.kinds import KINDS
 from relay.ops.queries import queries
 from relay.ops.queues import answer_for_queues, carry_out_for_queues
 from relay.ops.servers import answer_for_servers
+from relay.ops.work import Works
 from relay.settings import ContextSettings, Settings
 
 #: The connections for one context, and the time limit of a page in milliseconds.
@@ -93,6 +94,7 @@ def create_app(
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of, patience=_PATIENCE_S)))
     asked = Finder(settings.contexts, pools.of, asked).answer()
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
+    asked = Works(settings.contexts, pools.of, asked).answer()
     asked.handles(ReadAlarms)(Watch(settings, pools.of).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
@@ -102,6 +104,7 @@ def create_app(
         contexts.router,
         replays.router,
         controls.router,
+        work.router,
         history.router,
         deeds.router,
         archive.router,

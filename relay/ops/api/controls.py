@@ -124,17 +124,6 @@ async def _list_subscriptions(ops: Asked, _: Reading, context: InContext) -> Res
     return json_response((await ops.queries.ask_async(ListSubscriptions(context=context))).unwrap())
 
 
-@router.get(
-    "/subscriptions/{id}",
-    response_model=SubscriptionOut,
-    name="show_subscription",
-    description="Show one subscription: its settings, and what is paused or limited.",
-)
-async def _show_subscription(ops: Asked, _: Reading, context: InContext, id: Text) -> Response:
-    [row] = (await ops.queries.ask_async(ListSubscriptions(context=context, name=id))).unwrap()
-    return json_response(row)
-
-
 @router.get("/controls", response_model=list[ControlOut], name="list_controls", description=CONTROLS.listing)
 async def _list_controls(ops: Asked, _: Reading, context: InContext) -> Response:
     found = (await ops.queries.ask_async(ListControls(context=context))).unwrap()

@@ -133,6 +133,11 @@ def _sum(series: Sequence[Series]) -> Sequence[Point]:
     ]
 
 
+def _last(line: Sequence[float | None]) -> float | None:
+    """The last value, if it is not old: the newest part is recorded when it is over."""
+    return next((it for it in line[:-3:-1] if it is not None), None)
+
+
 def _chart(title: str, unit: str, points: Sequence[Point], lines: Iterable[tuple[str, str, Value]]) -> Chart:
     return _of_lines(title, unit, [(name, tone, points, value) for name, tone, value in lines])
 
@@ -143,9 +148,7 @@ def _of_lines(title: str, unit: str, lines: Sequence[tuple[str, str, Sequence[Po
     ]
     most = max((it for _, _, line in values for it in line if it is not None), default=0.0)
     points = lines[0][2]
-    drawn = [
-        Curve(name, tone, _parts(line, most or 1.0), line[-1] if line else None) for name, tone, line in values
-    ]
+    drawn = [Curve(name, tone, _parts(line, most or 1.0), _last(line)) for name, tone, line in values]
     return Chart(title, unit, most, drawn, points[0].at, points[-1].at)
 
 

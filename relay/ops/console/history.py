@@ -44,4 +44,5 @@ async def history(request: Request, ops: Asked, _: Reading, context: InContext) 
         marks=marks_of(found),
         spans=list(SPANS),
         rows=_ROWS,
+        subscriptions=[*ops.settings.contexts[context].subscriptions],
     )

@@ -15,6 +15,7 @@ from relay.bus import Nothing
 from relay.bus.errors import NothingFound
 from relay.domain.errors import of_context
 from relay.domain.incidents import show_original
+from relay.domain.tasks import is_type
 from relay.ops.api.access import Caller, Reading, check_payloads
 from relay.ops.api.common import Asked, InContext, Ops, page_of, payload_of
 from relay.ops.api.models import models_of, values_of
@@ -77,6 +78,7 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         narrowed=narrowed or bool(asked.status),
         actions=_offered(kind, caller, statuses),
         filters={name: values[-1] for name, values in params.items()},
+        one_of=_one_of_all(ops, context, kind, params),
         groups=bool(kind.group and found.total),
         all_of=[it.name for it in _offered(kind, caller, statuses) if narrowed or not it.narrowed],
     )
@@ -98,6 +100,14 @@ def _choices(ops: Ops, context: str, kind: Kind, rows: Sequence[Row]) -> Mapping
     }
     own = ops.settings.contexts[context].subscriptions
     return {name: sorted({*own, *values}) if name == "subscription" else values for name, values in found.items()}
+
+
+def _one_of_all(ops: Ops, context: str, kind: Kind, params: Mapping[str, list[str]]) -> tuple[str, str] | None:
+    """The page of the one subscription or type of tasks that a list is narrowed to, and its name."""
+    name = params.get("type" if kind.path == "tasks" else "subscription", [""])[-1]
+    if kind.path == "tasks":
+        return ("task-types", name) if name and is_type(name) else None
+    return ("subscriptions", name) if name in ops.settings.contexts[context].subscriptions else None
 
 
 async def _grouped(request: Request, ops: Ops, context: str, kind: Kind) -> Response:

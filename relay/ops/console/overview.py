@@ -55,7 +55,8 @@ class ContextFigures:
     """A context in figures. ``error``: why there are none; ``late``: there is no answer yet.
 
     ``at``: when they were asked for. ``silent``: for how many seconds there has been no newer answer, if that is
-    too long. Rates are per second, None while unknown. ``consumes``: whether it has subscriptions.
+    too long. Rates are per second, None while unknown. ``consumes``: whether it has subscriptions;
+    ``only``: the name of the only one.
     """
 
     name: str
@@ -77,6 +78,7 @@ class ContextFigures:
     handle_rate: float | None = None
     line: Sequence[int] = ()
     consumes: bool = True
+    only: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ class Flow:
             handle_rate=rate(seen, "handled"),
             line=[it.waiting for it in seen],
             consumes=bool(settings.subscriptions),
+            only=next(iter(settings.subscriptions)) if len(settings.subscriptions) == 1 else None,
         )
 
 

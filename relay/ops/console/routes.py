@@ -33,6 +33,7 @@ from relay.ops.console import (
     replays,
     row_actions,
     system,
+    work,
 )
 from relay.ops.console.life_picture import draw, entries, timed
 from relay.ops.console.overview import PATIENCE_S, Flow, Patient
@@ -179,6 +180,18 @@ def attach(app: FastAPI) -> None:
     app.state.flow, app.state.known = Flow(), _Known()
     app.state.alarms = Patient(PATIENCE_S)
     app.mount("/static", Static())
-    pages = (everywhere, lists, context_pages, history, deeds, replays, controls, archive, system, row_actions)
+    pages = (
+        everywhere,
+        lists,
+        context_pages,
+        history,
+        deeds,
+        replays,
+        controls,
+        work,
+        archive,
+        system,
+        row_actions,
+    )
     for it in (router, *(one.router for one in pages)):
         app.include_router(it, include_in_schema=False)

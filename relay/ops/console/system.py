@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from relay.ops.kinds import DEAD_JOBS
 from relay.ops.queues import DeleteJobs, FindDeadJobs, ListJobs, ListQueues, RequeueJobs
 from relay.ops.selections import keep, look_up
 from relay.ops.servers import DiffStreams, ShowStreams
+from relay.settings import Settings
 
 router: Final = APIRouter()
 Verb = Literal["requeue", "delete"]
@@ -47,8 +48,18 @@ async def streams(request: Request, ops: Asked, _: Reading) -> Response:
         streams=shown.unwrap(),
         differences=differences.unwrap(),
         limits={it.name: it.max_bytes for it in settings.streams()},
+        owners=_owners(settings),
         windows={(it.stream, it.durable): it.max_ack_pending for it in settings.consumers()},
     )
+
+
+def _owners(settings: Settings) -> Mapping[tuple[str, str], Sequence[tuple[str, str]]]:
+    """The context and the name of each subscription, by its stream and its consumer."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for context, of in settings.contexts.items():
+        for name, it in of.subscriptions.items():
+            found.setdefault((it.stream, it.durable), []).append((context, name))
+    return found
 
 
 @router.get("/fleet")

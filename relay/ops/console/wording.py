@@ -14,7 +14,7 @@ from relay.domain.tones import tone
 from relay.ops.kinds.model import Kind
 
 #: From which age on a row that waits is late, by its kind: as the rules of alarms.
-_LATE: Final = {
+LATE: Final = {
     "events": RULES["JetrelayOutboxStalled"].over,
     "inbox": RULES["JetrelayInboxStalled"].over,
     "tasks": RULES["JetrelayTasksStalled"].over,
@@ -73,10 +73,10 @@ def brief(text: object) -> str:
 def late(row: Mapping[str, Any], kind: Kind) -> bool:
     """Whether a row waits for longer than it should. One that is not due yet is not late."""
     since, due = row.get(kind.aged), row.get("available_at")
-    if kind.path not in _LATE or row.get("status") not in _WAITS or since is None:
+    if kind.path not in LATE or row.get("status") not in _WAITS or since is None:
         return False
     begins = max(since, due) if due is not None and row.get("status") in ("waiting", "pending") else since
-    return bool((datetime.now(UTC) - begins).total_seconds() > _LATE[kind.path])
+    return bool((datetime.now(UTC) - begins).total_seconds() > LATE[kind.path])
 
 
 def gap(seconds: float) -> str:
