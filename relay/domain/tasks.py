@@ -208,3 +208,13 @@ def slot(rate: Rate, interval: timedelta, *, promised: bool) -> timedelta:
     if max(rate.free_in, rate.promised_in) <= timedelta(0):
         return timedelta(0)
     return max(rate.free_in, rate.promised_in + interval)
+
+
+def looks_again(rate: Rate, id: UUID, most: timedelta) -> timedelta | None:
+    """After how long one asks again whose promised slot is later than ``most``; None if none is.
+
+    Each has a time of its own: if all came back for the next free slot, they would ask without end.
+    """
+    if rate.promised_in <= most or rate.free_in >= most:
+        return None
+    return rate.free_in + (most - rate.free_in) * (id.int % 1000 / 1000)

@@ -158,6 +158,25 @@ async def test_a_change_of_the_limit_lets_all_be_tried_again(sub: Subscription, 
     assert await begun(sub, ids[1:3]) == (ids[1:3] if not after else ids[1:2])
 
 
+async def test_a_long_queue_of_a_key_does_not_ask_all_at_once_for_each_slot(sub: Subscription) -> None:
+    """Beyond 15 minutes each looks again: at a time of its own, and not for the next free slot with all others."""
+    ids = await came(sub, "a" * 40)
+    await limit(sub, timedelta(minutes=1))
+    assert await begun(sub, ids) == ids[:1]
+    later = "FROM inbox_messages WHERE processed_at IS NULL AND next_attempt_at <= now() + interval '%s minutes'"
+    for minutes in (1, 5, 10):
+        [due] = await sub.query(f"SELECT count(*) AS n {later % minutes}")
+        assert due["n"] <= minutes + 1
+    due_now = "UPDATE inbox_messages SET next_attempt_at = now(), enqueued_at = now() WHERE processed_at IS NULL"
+    await sub.query(due_now)
+    assert await begun(sub, ids[1:]) == []
+    [soon] = await sub.query(f"SELECT count(*) AS n {later % 2}")
+    assert soon["n"] < 30
+    await sub.query("UPDATE task_rates SET free_at = now()")
+    await sub.query(due_now)
+    assert len(await begun(sub, ids[1:])) == 1, "a free slot is taken by whoever looks first"
+
+
 async def test_undo_brings_the_rate_of_keys_back(sub: Subscription) -> None:
     await limit(sub)
     controls = controls_of(sub)

@@ -18,7 +18,7 @@ from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.rates import begin, turn
 from relay.adapters.postgres.sql import statement
 from relay.domain.controls import LOOK_AGAIN, Limit, What, rate_key, rate_of_key
-from relay.domain.tasks import PutOff
+from relay.domain.tasks import PutOff, looks_again
 from relay.ports import ClaimedMessage
 
 #: When too many messages run, another tries again after this time, or when one of them ends.
@@ -44,7 +44,13 @@ class LimitedInbox:
                 return None
             [(promised, of)] = rows
             key = rate_of_key(self._key, of) if limit.per_key else self._key
-            held = await self._full(conn, limit) or await turn(conn, key, limit.interval, promised=promised)
+            held = await self._full(conn, limit) or await turn(
+                conn,
+                key,
+                limit.interval,
+                promised=promised,
+                again=lambda rate: looks_again(rate, message_id, LOOK_AGAIN),
+            )
             if held is not None:
                 delay = _bounded(held.delay, limit)
                 how = "inbox/put_off_key" if limit.per_key and held.waits_for == "turn" else "inbox/put_off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from relay.adapters.postgres.pool import Connection, query
@@ -9,16 +10,29 @@ from relay.adapters.postgres.sql import statement
 from relay.domain.tasks import PutOff, Rate, slot
 
 
-async def turn(conn: Connection, rate: str, interval: timedelta | None, *, promised: bool) -> PutOff | None:
-    """Lock a rate until the commit. If it has no free slot now, promise one and return PutOff."""
+async def turn(
+    conn: Connection,
+    rate: str,
+    interval: timedelta | None,
+    *,
+    promised: bool,
+    again: Callable[[Rate], timedelta | None] = lambda _: None,
+) -> PutOff | None:
+    """Lock a rate until the commit. If it has no free slot now, promise one and return PutOff.
+
+    ``again``: when one asks again that has a promise, if not at the next free slot.
+    """
     if interval is None:
         return None
     [row] = await query(conn, "tasks/lock_rate", type=rate)
-    delay = slot(Rate(*row), interval, promised=promised)
+    known = Rate(*row)
+    delay = slot(known, interval, promised=promised)
     if delay <= timedelta(0):
         return None
     if not promised:
         await conn.execute(statement("tasks/promise_slot"), {"type": rate, "delay": delay})
+    else:
+        delay = again(known) or delay
     return PutOff(delay, "turn")
 
 
