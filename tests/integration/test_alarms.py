@@ -21,7 +21,7 @@ from relay.cli import main
 from relay.devstack import NatsServer, ValkeyServer
 from relay.devstack.ports import free_port
 from relay.domain.alarm_rules import RULES
-from relay.domain.alarms import Alarm, AlarmsNow, AlarmState, Paused, Reading, Trend, Urgency, judge
+from relay.domain.alarms import Alarm, AlarmsNow, AlarmState, PausedPart, Reading, Trend, Urgency, judge
 from relay.domain.alerts import AlertClass, AlertState, Cause, alerts_of
 from relay.domain.facts import Fact
 from relay.domain.findings import Diagnosis
@@ -346,8 +346,8 @@ async def test_what_is_paused_on_purpose_is_no_alarm() -> None:
         for name in ("a", "b")
     ]
     paused = [
-        Paused(context="sea", kind="subscription", name="a"),
-        Paused(context="land", kind="context", name="b"),
+        PausedPart(context="sea", kind="subscription", name="a"),
+        PausedPart(context="land", kind="context", name="b"),
     ]
     assert [it.subject for it in judge(RULES, of_two, {}, datetime.now(UTC), paused)] == ["b"]
 

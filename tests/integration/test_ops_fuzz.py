@@ -30,6 +30,7 @@ from relay.devstack.ports import free_port
 from relay.ops.api.app import create_app
 from tests.integration.ops_rows import Rows, real_rows
 from tests.unit.ops_support import TOKENS
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +72,7 @@ def fuzz(url: str, rows: Rows) -> Counter[tuple[str, int]]:
     """Ask every route; returns how often each answered with which status."""
     headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
     document = f"{url}/api/v1/openapi.json"
-    schema = schemathesis.openapi.from_url(document, headers=headers, wait_for_schema=30)
+    schema = schemathesis.openapi.from_url(document, headers=headers, wait_for_schema=30, timeout=DEADLINE_S)
     statuses = Counter[tuple[str, int]]()
     for found in schema.get_all_operations():
         for case in cases(found.ok(), rows):

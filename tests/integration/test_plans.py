@@ -132,11 +132,12 @@ GUARDS = {
     ),
     "overdue": Guard("outbox/overdue", OVERDUE, 3_000, LIMIT, sorted=1_000),
     "backlog of tasks": Guard("tasks/backlog", UNFINISHED, 4_000, LIMIT),
-    # A thousand of each state. Beside those that wait it looks at 10,000 delayed ones; a short look ends there.
+    # A thousand of each state. On the way to those that wait it passes over 10,000 delayed ones, and 2,000 that
+    # failed or are dead; a short look ends there.
     "list of events": Guard(
         "outbox/events",
         {*STATES, "outbox_events_pkey"},
-        11_000,
+        13_100,
         {
             **ANY_EVENT,
             "statuses": STATES_OF_EVENTS,

@@ -79,7 +79,8 @@ def create_app(
         title="jetrelay",
         version="1",
         description=_ABOUT,
-        openapi_url="/api/v1/openapi.json",
+        # See `_described`.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         # It would lead to whatever name the request has given.
@@ -115,6 +116,7 @@ def create_app(
     ):
         app.include_router(router, prefix="/api/v1")
     app.include_router(system.probes)
+    app.add_route("/api/v1/openapi.json", _described, include_in_schema=False)
     answer_errors(app)
     app.add_exception_handler(Exception, _fault)
     app.add_exception_handler(NotAdmitted, _refused)
@@ -185,6 +187,11 @@ def _shown(answer: Any) -> Callable[[Request, Exception], Awaitable[Response]]:
         return as_page(request, await answered if isawaitable(answered) else answered)
 
     return handle
+
+
+async def _described(request: Request) -> Response:
+    """The document of the API. To make it takes over a second, once; others are answered meanwhile."""
+    return json_response(await asyncio.to_thread(request.app.openapi))
 
 
 def _fault(_request: Request, _error: Exception) -> Response:

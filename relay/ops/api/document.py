@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -136,24 +137,28 @@ TAGS: Final = [
 ]
 
 
+_MAKING: Final = Lock()
+
+
 def operation_id(route: APIRoute) -> str:
     """The name of a route, which no other route has."""
     return route.name.removeprefix("_")
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:
-    """Return the document of an application, made once."""
-    if not app.openapi_schema:
-        app.openapi_schema = _complete(
-            get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                routes=app.routes,
-                tags=TAGS,
-                servers=[{"url": "/", "description": "The server that gave this document."}],
+    """Return the document of an application, made once, whoever asks at the same time."""
+    with _MAKING:
+        if not app.openapi_schema:
+            app.openapi_schema = _complete(
+                get_openapi(
+                    title=app.title,
+                    version=app.version,
+                    description=app.description,
+                    routes=app.routes,
+                    tags=TAGS,
+                    servers=[{"url": "/", "description": "The server that gave this document."}],
+                )
             )
-        )
     return app.openapi_schema
 
 

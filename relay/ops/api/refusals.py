@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ def problem(code: str, message: str, field: str | None = None, hint: str | None 
     return {"error": {"code": code, "message": message, "field": field, "hint": hint}}
 
 
-def refused(request: Request, error: Exception) -> Response:
+async def refused(request: Request, error: Exception) -> Response:
     """Name the first field that is wrong, and why: 422, or 400 for a body that is no JSON."""
     assert isinstance(error, RequestValidationError)
     first: dict[str, Any] = error.errors()[0]
@@ -28,14 +29,13 @@ def refused(request: Request, error: Exception) -> Response:
     field = ".".join(str(part) for part in place[1:]) or str(place[0])
     if first["type"] != "extra_forbidden":
         return json_response(problem("INVALID_REQUEST", first["msg"], field), 422)
-    names = permitted(request, place)
+    names = permitted(request, await asyncio.to_thread(request.app.openapi), place)
     hint = f"permitted: {', '.join(sorted(names))}" if names else None
     return json_response(problem("INVALID_REQUEST", "there is no such field", field, hint), 422)
 
 
-def permitted(request: Request, place: Sequence[Any]) -> list[str]:
+def permitted(request: Request, document: Mapping[str, Any], place: Sequence[Any]) -> list[str]:
     """The names beside one that is not permitted. ``place``: query or body, then the way to it."""
-    document = request.app.openapi()
     name = operation_id(request.scope["route"])
     operation = next(it for _, _, it in operations(document) if it["operationId"] == name)
     if place[0] == "query":
