@@ -72,7 +72,7 @@ def _print(found: AlarmsNow) -> None:
     for it in shown:
         console.print(entry(it, width, datetime.now(UTC)))
     for name, count in left_out.items():
-        console.print(f"And {count} more of {name}: --json has all.")
+        console.print(f"And {count} more of {name}.")
     counts = Counter(it.rule.urgency for it in found.firing)
     said = ", ".join(f"{counts[it]} {it}" for it in Urgency if counts[it])
     pending = len(found.alarms) - len(found.firing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
@@ -298,6 +298,21 @@ def _shown(value: float, unit: Unit) -> str:
     return f"{value / size:.0f} {name}"
 
 
+def merged(rules: Mapping[str, Rule], readings: Iterable[Reading]) -> list[Reading]:
+    """Join readings of the same rule and labels: counts are added, of others the worst counts."""
+    found: dict[AlarmKey, Reading] = {}
+    for it in readings:
+        other = found.get(it.key)
+        if other is None:
+            found[it.key] = it
+            continue
+        worst = max(other, it, key=lambda one: one.value)
+        value = other.value + it.value if rules[it.rule].unit == "count" else worst.value
+        since = None if None in (it.since, other.since) else max(it.since or 0.0, other.since or 0.0)
+        found[it.key] = replace(worst, value=value, since=since)
+    return [*found.values()]
+
+
 def judge(
     rules: Mapping[str, Rule],
     readings: Iterable[Reading],
@@ -307,7 +322,7 @@ def judge(
 ) -> list[Alarm]:
     """Return the alarms, the worst first. ``known``: since when rules have held, as others have seen."""
     found = []
-    for it in readings:
+    for it in merged(rules, readings):
         rule = rules[it.rule]
         if not rule.holds(it.value) or _on_purpose(rule, it.labels, paused):
             continue

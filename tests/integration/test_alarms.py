@@ -352,6 +352,21 @@ async def test_what_is_paused_on_purpose_is_no_alarm() -> None:
     assert [it.subject for it in judge(RULES, of_two, {}, datetime.now(UTC), paused)] == ["b"]
 
 
+async def test_what_has_the_same_labels_is_one_alarm() -> None:
+    """Subscriptions that no file names share a label: their counts are added, of ages the worst counts."""
+    readings = [
+        Reading(rule=rule, labels={"context": "sea", "subscription": "other"}, value=value, since=since)
+        for rule in ("JetrelayKeysParked", "JetrelayInboxStalled")
+        for value, since in ((2e6, 7e6), (1e6, 9e6))
+    ]
+    found = {it.rule.name: it for it in judge(RULES, readings, {}, datetime.now(UTC))}
+    assert {name: it.value for name, it in found.items()} == {
+        "JetrelayKeysParked": 3e6,
+        "JetrelayInboxStalled": 2e6,
+    }
+    assert all(datetime.now(UTC) - it.since >= timedelta(seconds=9e6) for it in found.values())
+
+
 # --- the scheduler tells of each beginning and end ---
 
 

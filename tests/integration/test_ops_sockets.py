@@ -191,6 +191,7 @@ async def test_requests_that_nobody_reads_the_answers_of_wait(served: Served) ->
     """Of one connection the next is answered when the last was sent; all of them have a bound together."""
     served.server.config.limits = ConnectionLimits(unsent=1_000_000)
     document = b"GET /api/v1/openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
+    assert (await served.get("/api/v1/openapi.json")).status_code == 200
     async with asyncio.TaskGroup() as group:
         for _ in range(20):
             group.create_task(flood(served, document * 1_000))

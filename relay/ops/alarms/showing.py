@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from relay.domain.alarms import Alarm, AlarmsNow
 
+#: So many alarms of each rule.
+_MOST: Final = 100
+
 
 def alarms_json(found: AlarmsNow) -> dict[str, Any]:
-    """Return what programs get of all alarms of a moment."""
+    """Return what programs get of the alarms of a moment: the worst of each rule, and how many are left out."""
+    shown, left_out = found.first(_MOST)
     return {
         "at": found.at,
         "worst": found.worst,
-        "alarms": [_alarm(it) for it in found.alarms],
+        "alarms": [_alarm(it) for it in shown],
+        "left_out": left_out,
         "unread": dict(found.unread),
     }
 

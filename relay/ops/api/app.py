@@ -26,7 +26,7 @@ from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
 from relay.ops.api.conditional import Conditional
-from relay.ops.api.document import document_of, operation_id
+from relay.ops.api.document import described, document_of, operation_id
 from relay.ops.api.live import Live, LiveLimits
 from relay.ops.api.refusals import problem, refused
 from relay.ops.api.rows import router_of
@@ -190,8 +190,7 @@ def _shown(answer: Any) -> Callable[[Request, Exception], Awaitable[Response]]:
 
 
 async def _described(request: Request) -> Response:
-    """The document of the API. To make it takes over a second, once; others are answered meanwhile."""
-    return json_response(await asyncio.to_thread(request.app.openapi))
+    return json_response(await described(request.app))
 
 
 def _fault(_request: Request, _error: Exception) -> Response:

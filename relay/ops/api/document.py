@@ -5,6 +5,7 @@ A field is described where people read about it: in the text of its model, as ``
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from threading import Lock
@@ -143,6 +144,12 @@ _MAKING: Final = Lock()
 def operation_id(route: APIRoute) -> str:
     """The name of a route, which no other route has."""
     return route.name.removeprefix("_")
+
+
+async def described(app: FastAPI) -> dict[str, Any]:
+    """Return the document; others are answered while it is made, which takes over a second."""
+    known = app.openapi_schema
+    return await asyncio.to_thread(document_of, app) if known is None else known
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:

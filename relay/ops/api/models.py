@@ -248,12 +248,14 @@ class AlarmOut(BaseModel):
 class AlarmsOut(BaseModel):
     """All alarms of a moment. ``at``: when they were looked for. ``worst``: the severity of the worst that fires.
 
-    ``alarms``: the worst first. ``unread``: why contexts could not be read, by their names.
+    ``alarms``: the worst first, at most a hundred of a rule. ``left_out``: how many more, by rule. ``unread``: why
+    contexts could not be read, by their names.
     """
 
     at: AwareDatetime
     worst: Urgency | None
     alarms: list[AlarmOut]
+    left_out: dict[str, int]
     unread: dict[str, str]
 
 

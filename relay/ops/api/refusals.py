@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from relay.bus.http import json_response
-from relay.ops.api.document import operation_id, operations
+from relay.ops.api.document import described, operation_id, operations
 
 
 def problem(code: str, message: str, field: str | None = None, hint: str | None = None) -> dict[str, Any]:
@@ -29,7 +28,7 @@ async def refused(request: Request, error: Exception) -> Response:
     field = ".".join(str(part) for part in place[1:]) or str(place[0])
     if first["type"] != "extra_forbidden":
         return json_response(problem("INVALID_REQUEST", first["msg"], field), 422)
-    names = permitted(request, await asyncio.to_thread(request.app.openapi), place)
+    names = permitted(request, await described(request.app), place)
     hint = f"permitted: {', '.join(sorted(names))}" if names else None
     return json_response(problem("INVALID_REQUEST", "there is no such field", field, hint), 422)
 
