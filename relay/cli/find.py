@@ -39,7 +39,7 @@ def find(
         if found.rows:
             print_rows(_VIEW, [asdict(it) for it in found.rows])
         else:
-            print("found nothing")
+            print("found nothing; of payloads, fields are found that `search` in relay.toml lists")
         if found.cut:
             print("there may be more: narrow it")
     for name, error in found.unread.items():
