@@ -9,7 +9,7 @@ from typing import Any, Final
 from relay.domain.alarm_rules import RULES
 from relay.domain.durations import ago, duration
 from relay.domain.foreign_json import pretty_json
-from relay.domain.reasons import CODES, FAMILIES
+from relay.domain.reasons import CODES, FAMILIES, cause
 from relay.domain.tones import tone
 from relay.ops.kinds.model import Kind
 
@@ -114,5 +114,20 @@ def pretty(text: str | None) -> str:
 
 def filters() -> dict[str, Any]:
     """The names that templates use for these functions."""
-    functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, brief, gap, late)
+    functions = (
+        tone,
+        number,
+        duration,
+        ago,
+        absolute,
+        size,
+        meaning,
+        plural,
+        pretty,
+        short,
+        brief,
+        cause,
+        gap,
+        late,
+    )
     return {it.__name__: it for it in functions}
