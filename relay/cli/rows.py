@@ -49,7 +49,7 @@ from relay.domain.incidents import show_original
 from relay.domain.operators import Outcome
 from relay.domain.reasons import CODES, FAMILIES
 from relay.ops.kinds import Action, Filter, Kind, Listing
-from relay.ops.kinds.model import either
+from relay.ops.kinds.model import Order, either
 from relay.ops.requests import ActOnRows, FindRows, GetRow, ReadPayload
 from relay.settings import ContextSettings, load_settings
 
@@ -58,7 +58,8 @@ After: TypeAlias = Callable[[ContextSettings, Outcome], object]
 MakeAfter: TypeAlias = Callable[[dict[str, Any]], After | None]
 #: Options of each list.
 LISTING: Final[Options] = {
-    "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="How many to show, the newest first.")], 50),
+    "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="How many to show, the first in order.")], 50),
+    "order": (Annotated[Order, typer.Option(help="Whether the newest come first, or the oldest.")], Order.NEWEST),
     "context": (ContextOption, None),
     "as_json": (JsonOption, False),
     "columns": (ColumnsOption, None),
@@ -173,11 +174,14 @@ class RowCommands:
         """Print what each context's database finds. Status 1 if one does not answer."""
         view = self.view.choose(options["columns"], self.more)
         wanted, limit = self.wanted(options, states), options["limit"]
+        oldest = options["order"] is Order.OLDEST
         everything = self.kind.wanted({}, self.kind.states)
 
         async def look(context: ContextSettings) -> tuple[Page[Row], int]:
             find = {"kind": self.kind.path, "context": context.name}
-            page: Page[Row] = await query_context(context, FindRows(**find, wanted=wanted, limit=limit))
+            page: Page[Row] = await query_context(
+                context, FindRows(**find, wanted=wanted, limit=limit, oldest=oldest)
+            )
             if page.items:
                 return page, 0
             others: Page[Row] = await query_context(

@@ -246,7 +246,7 @@ class RowHandlers:
 
     async def _find(self, query: requests.FindRows) -> Page[Row]:
         async with self._store(query.kind, query.context) as store:
-            how = {"before": query.before, "short": not query.thorough}
+            how = {"before": query.before, "short": not query.thorough, "oldest": query.oldest}
             page: Page[Row] = await store.find(query.wanted, query.limit, **how)
             return page
 

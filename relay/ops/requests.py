@@ -50,10 +50,10 @@ class ReadBacklog(Query[Backlog]):
 
 
 class FindRows(Query[Page[Row]]):
-    """The newest rows that a filter finds, without their payloads. ``before``: those behind the last of a page.
+    """The newest rows that a filter finds, or the ``oldest``, without payloads. ``before``: those behind a page.
 
     ``kind``: the path of a kind of `relay.ops.kinds`, which made the filter ``wanted``. ``thorough``: look at all
-    rows, however long it takes. Otherwise a page looks at the newest of each state, and its ``reach`` says where
+    rows, however long it takes. Otherwise a page looks at the first of each state, and its ``reach`` says where
     that ended.
     """
 
@@ -63,6 +63,7 @@ class FindRows(Query[Page[Row]]):
     limit: Rows = 50
     before: Before | str | None = None
     thorough: bool = True
+    oldest: bool = False
 
 
 class GroupRows(Query[Groups]):

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres.inbox_operations import MessageFilter, PostgresMessageOperations
-from relay.adapters.postgres.paging import ends, in_order
+from relay.adapters.postgres.paging import ends, from_oldest, in_order
 from relay.adapters.postgres.pool import Connection, connected
 from relay.adapters.postgres.row_operations import (
     EventFilter,
@@ -372,6 +372,20 @@ def test_they_read_through_their_indexes_and_no_more_than_they_need(
                 assert plan.indexes() == guard.indexes
                 assert plan.calls() == set()
                 held_to(plan, guard.touched, guard.sorted)
+
+
+@pytest.mark.timeout(600)
+def test_a_list_from_its_oldest_rows_on_reads_no_more_than_from_its_newest(
+    database_url: str, subtests: pytest.Subtests
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        crowd(conn)
+        for name, guard in GUARDS.items():
+            if name.startswith("list of"):
+                with subtests.test(name):
+                    plan = explain(conn, guard.statement, after=guard.after, turn=from_oldest, **guard.parameters)
+                    assert plan.indexes() == guard.indexes
+                    held_to(plan, guard.touched, guard.sorted)
 
 
 HEADS = {

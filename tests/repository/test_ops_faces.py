@@ -152,7 +152,15 @@ def list_page(kind: Kind, row: dict[str, Any]) -> str:
         "following": None,
         "unconfirmed": 0,
     }
-    paging |= {"trail": [], "passed": [], "newest": "newest", "sizes": (50,), "limit": 50, "choices": {}}
+    paging |= {
+        "trail": [],
+        "passed": [],
+        "newest": "newest",
+        "sizes": (50,),
+        "limit": 50,
+        "choices": {},
+        "oldest": False,
+    }
     more = {"one_of": None, "statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
     return page_of(kind, "list.html", items=[row], **paging, **more)
 

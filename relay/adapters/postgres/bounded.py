@@ -7,7 +7,7 @@ this is quick.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,12 +57,17 @@ _known: dict[str, Sequence[tuple[str, int]]] = {}
 
 
 async def bounded(
-    conn: Connection, name: str, parameters: Mapping[str, Any], cut: Cut, without: str = ""
+    conn: Connection,
+    name: str,
+    parameters: Mapping[str, Any],
+    cut: Cut,
+    without: str = "",
+    turn: Callable[[str], str] = str,
 ) -> sql.Composed:
-    """Return a statement whose columns are cut. ``without``: a column that is left out."""
+    """Return a statement whose columns are cut. ``without``: a column less. ``turn``: changes its text."""
     columns = [it for it in await _columns(conn, name, parameters) if it[0] != without]
     shown = sql.SQL(", ").join(_shown(column, oid, cut) for column, oid in columns)
-    return sql.SQL("SELECT {} FROM ({}) AS page").format(shown, sql.SQL(statement(name)))
+    return sql.SQL("SELECT {} FROM ({}) AS page").format(shown, sql.SQL(turn(statement(name))))
 
 
 async def _columns(conn: Connection, name: str, parameters: Mapping[str, Any]) -> Sequence[tuple[str, int]]:

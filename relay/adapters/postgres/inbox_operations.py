@@ -81,15 +81,22 @@ class PostgresMessageOperations(Operations):
     orders = ("processed", "unfinished", "failing", "dead")
 
     async def find(
-        self, wanted: MessageFilter, limit: int, *, before: str | None = None, short: bool = False
+        self,
+        wanted: MessageFilter,
+        limit: int,
+        *,
+        before: str | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` messages without their bodies, the last received first. ``before``: a ``cursor`` of one.
+        """Up to ``limit`` messages without their bodies, the last received first, or the ``oldest``.
 
-        ``short``: look at the newest of each state only, if the filter may pass over many. Raises InvalidRequest
-        for a cursor that is none.
+        ``before``: a ``cursor`` of one. ``short``: look at the first of each state only, if the filter may pass
+        over many. Raises InvalidRequest for a cursor that is none.
         """
         parameters = _parameters(wanted, limit, before) | await self._keys(wanted)
-        page = await self._page("inbox/messages", parameters, short=short and _passes_over(wanted))
+        short = short and _passes_over(wanted)
+        page = await self._page("inbox/messages", parameters, short=short, oldest=oldest)
         return replace(page, items=[{**_shown(row), "cursor": _cursor(row)} for row in page.items])
 
     async def groups(self, wanted: MessageFilter, most: int, *, short: bool = False) -> Sequence[Row]:

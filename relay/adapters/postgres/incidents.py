@@ -117,13 +117,19 @@ class PostgresIncidents(Operations):
             await conn.execute(statement(name), parameters)
 
     async def find(
-        self, wanted: IncidentFilter, limit: int, *, before: int | None = None, short: bool = False
+        self,
+        wanted: IncidentFilter,
+        limit: int,
+        *,
+        before: int | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` incidents without their messages, the newest first. ``before``: below this number.
+        """Up to ``limit`` incidents without their messages, the newest first, or the oldest.
 
-        ``short`` changes nothing: dead letters are few.
+        ``before``: behind this number. ``short`` changes nothing: dead letters are few.
         """
-        page = await self._page("incidents/incidents", _parameters(wanted, limit, before))
+        page = await self._page("incidents/incidents", _parameters(wanted, limit, before), oldest=oldest)
         unconfirmed = 0
         if wanted.confirmed:
             others = replace(wanted, confirmed=False, kinds=(DeadLetterClass.UNCONFIRMED,))

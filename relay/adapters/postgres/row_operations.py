@@ -19,7 +19,17 @@ from psycopg.rows import dict_row
 
 from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.bounded import CELL, DETAIL, beginning, bounded, chunks
-from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, in_order, passes_over
+from relay.adapters.postgres.paging import (
+    WINDOW,
+    Page,
+    Reach,
+    Row,
+    bounds,
+    ends,
+    from_oldest,
+    in_order,
+    passes_over,
+)
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
@@ -80,17 +90,25 @@ class Operations:
         self._source, self._window = source, window
 
     async def _page(
-        self, name: str, parameters: Mapping[str, Any], source: Source | None = None, *, short: bool = False
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        source: Source | None = None,
+        *,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
         """Return the rows of a statement, whose column ``total`` tells how many match in all.
 
         It is planned for its filter each time: a plan for any filter might read all. ``short``: it looks at
-        no more than ``window`` rows in each of the ``orders`` in which it reads them.
+        no more than ``window`` rows in each of the ``orders`` in which it reads them. ``oldest``: they come
+        first.
         """
+        turn = from_oldest if oldest else str
         async with (source or self._source)() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            reach = await self._reach(conn, parameters) if short else {}
+            reach = await self._reach(conn, parameters, oldest=oldest) if short else {}
             asked = {**parameters, **ends(self.orders, reach)}
-            await cursor.execute(await bounded(conn, name, asked, CELL), asked, prepare=False)
+            await cursor.execute(await bounded(conn, name, asked, CELL, turn=turn), asked, prepare=False)
             rows = await cursor.fetchall()
         return Page(rows, max([row.pop("total") for row in rows], default=0), reach)
 
@@ -109,10 +127,15 @@ class Operations:
                 counts[code_of(reason) or None, value] += count
         return [{code_column(text): code, other: value, "count": n} for (code, value), n in counts.most_common()]
 
-    async def _reach(self, conn: Connection, parameters: Mapping[str, Any]) -> Mapping[str, Reach]:
-        asked = {**parameters, "window": self._window}
-        found = await conn.execute(statement(f"{self.kind}/reach"), asked, prepare=False)
-        return {order: Reach(*ended) for order, *ended in await found.fetchall() if any(ended)}
+    async def _reach(
+        self, conn: Connection, parameters: Mapping[str, Any], *, oldest: bool = False
+    ) -> Mapping[str, Reach]:
+        asked, text = {**parameters, "window": self._window}, statement(f"{self.kind}/reach")
+        found = await conn.execute(from_oldest(text) if oldest else text, asked, prepare=False)
+        ended = [(order, since, until) for order, since, until in await found.fetchall() if since or until]
+        if oldest:  # what was the end towards the past is now the end towards the present
+            return {order: Reach(until=since or until) for order, since, until in ended}
+        return {order: Reach(since, until) for order, since, until in ended}
 
     async def _detail(self, id: UUID | int, *, body: bool) -> Row | None:
         """Return a row, and as ``history`` what operators did to it at last, oldest first.
@@ -301,15 +324,23 @@ class PostgresOutboxOperations(Operations):
     orders = ("published", "waiting", "delayed", "dead")
 
     async def find(
-        self, wanted: EventFilter, limit: int, *, before: int | None = None, short: bool = False
+        self,
+        wanted: EventFilter,
+        limit: int,
+        *,
+        before: int | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` events without their payloads, the newest first. ``before``: below this ``seq``.
+        """Up to ``limit`` events without their payloads, the newest first, or the oldest.
 
-        ``short``: look at the newest of each state only, if the filter may pass over many.
+        ``before``: behind this ``seq``. ``short``: look at the first of each state only, if the filter may pass
+        over many.
         """
         short = short and passes_over(wanted, mixed=not {"waiting", "delayed"}.isdisjoint(wanted.statuses))
         source = in_order(self._source, wanted, short=short)
-        page = await self._page("outbox/events", _parameters(wanted, limit, before), source, short=short)
+        parameters = _parameters(wanted, limit, before)
+        page = await self._page("outbox/events", parameters, source, short=short, oldest=oldest)
         return replace(page, items=[coded(named(row, "id"), "publish_error") for row in page.items])
 
     async def get(self, id: Id, *, body: bool = True) -> Row | None:
@@ -416,15 +447,21 @@ class PostgresTaskOperations(Operations):
     orders = ("finished",)
 
     async def find(
-        self, wanted: TaskFilter, limit: int, *, before: int | None = None, short: bool = False
+        self,
+        wanted: TaskFilter,
+        limit: int,
+        *,
+        before: int | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``.
+        """Up to ``limit`` tasks without their payloads, the newest first, or the oldest.
 
-        ``before``: below this ``seq``. ``short``: of finished ones look at the newest only, if the filter may pass
-        over many.
+        One that is claimed is ``running``. ``before``: behind this ``seq``. ``short``: of finished
+        ones look at the first only, if the filter may pass over many.
         """
         short = short and passes_over(wanted, mixed=len({"completed", "cancelled"} & {*wanted.statuses}) == 1)
-        page = await self._page("tasks/tasks", _parameters(wanted, limit, before), short=short)
+        page = await self._page("tasks/tasks", _parameters(wanted, limit, before), short=short, oldest=oldest)
         return replace(page, items=[coded(named(row, "id"), "last_error") for row in page.items])
 
     async def get(self, id: UUID, *, body: bool = True) -> Row | None:

@@ -26,7 +26,7 @@ from relay.ops.api.access import NotAdmitted
 from relay.ops.api.answers import Download, in_json
 from relay.ops.api.lines import READ, in_lines
 from relay.ops.api.models import ProblemOut
-from relay.ops.kinds import Kind
+from relay.ops.kinds import Kind, Order
 from relay.ops.requests import FindRows, ReadPayload
 from relay.settings import Settings
 
@@ -158,7 +158,8 @@ async def payload_of(ops: Ops, kind: Kind, context: str, id: Any) -> Response:
 def page_of(kind: Kind, context: str, wanted: Any, asked: Any) -> FindRows:
     """The query for a page. ``asked``: which page, and how it is looked for."""
     which = {name: getattr(asked, name) for name in ("limit", "before", "thorough")}
-    return FindRows(kind=kind.path, context=context, wanted=wanted, **which)
+    oldest = asked.order is Order.OLDEST
+    return FindRows(kind=kind.path, context=context, wanted=wanted, oldest=oldest, **which)
 
 
 async def paged(ops: Ops, kind: Kind, query: FindRows) -> Response:

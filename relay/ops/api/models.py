@@ -23,7 +23,7 @@ from pydantic import (
 
 from relay.domain.alarms import AlarmState, Trend, Urgency
 from relay.domain.moments import AGE, absolute
-from relay.ops.kinds.model import Action, Filter, Kind, either
+from relay.ops.kinds.model import Action, Filter, Kind, Order, either
 
 Key = TypeVar("Key")
 FilterModel = TypeVar("FilterModel", bound=BaseModel)
@@ -60,6 +60,7 @@ class _Looked(BaseModel):
     thorough: Annotated[
         bool, Field(description="Look at all rows, which may take seconds, not only at the newest of each state.")
     ] = False
+    order: Annotated[Order, Field(description="Whether the newest rows come first, or the oldest.")] = Order.NEWEST
 
 
 class _Paged(_Looked):
@@ -197,7 +198,7 @@ class ReachOut(BaseModel):
 
 
 class PageOut(BaseModel):
-    """A page, the newest first. ``next``: ``before`` of the next page, if there is one.
+    """A page, the newest first, or the oldest. ``next``: ``before`` of the next page, if there is one.
 
     ``total``: how many the filter finds in all. ``exact``: whether it is all of them, or at least so many.
     ``reach``: between which times rows were looked at, by their state, if not all were; beyond them more may fit.

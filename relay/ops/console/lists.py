@@ -21,12 +21,12 @@ from relay.ops.api.common import Asked, InContext, Ops, page_of, payload_of
 from relay.ops.api.models import models_of, values_of
 from relay.ops.console.forms import checked, read
 from relay.ops.console.render import page, parameters
-from relay.ops.kinds import KINDS, Action, Kind
+from relay.ops.kinds import KINDS, Action, Kind, Order
 from relay.ops.requests import GetRow, GroupRows
 
 router: Final = APIRouter()
 #: Fields of a query that choose a page, not rows.
-_PAGING: Final = {"status", "before", "limit", "thorough"}
+_PAGING: Final = {"status", "before", "limit", "thorough", "order"}
 #: How many rows a page may have.
 _SIZES: Final = (50, 100, 200, 500)
 #: The address of a page says from which pages somebody came, so that he can go back: the ends of at most so many.
@@ -71,6 +71,7 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         trail=trail,
         passed=[*trail, params.get("before", [_NEWEST])[-1]][-_MAX_TRAIL:],
         newest=_NEWEST,
+        oldest=asked.order is Order.OLDEST,
         sizes=_SIZES,
         limit=asked.limit,
         choices=_choices(ops, context, kind, found.items),

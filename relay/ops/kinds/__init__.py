@@ -8,7 +8,7 @@ from relay.domain.errors import NotUndoable
 from relay.ops.kinds.dead_letters import DEAD_LETTERS
 from relay.ops.kinds.events import EVENTS
 from relay.ops.kinds.inbox import MESSAGES
-from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind, Listing
+from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind, Listing, Order
 from relay.ops.kinds.others import ARCHIVED, AUDIT, CONTROLS, DEAD_JOBS, JOBS, OTHERS, PARKED, REPLAYS
 from relay.ops.kinds.tasks import TASKS
 
@@ -56,6 +56,7 @@ __all__ = [
     "Filter",
     "Kind",
     "Listing",
+    "Order",
     "act_of",
     "undoing",
 ]

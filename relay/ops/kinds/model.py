@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
@@ -27,6 +27,13 @@ Show: TypeAlias = Literal[
     "text", "code", "number", "size", "time", "state", "filter", "row", "id", "life", "place", "reason", "outcome"
 ]
 _LARGEST: Final = 2**63 - 1
+
+
+class Order(StrEnum):
+    """Which rows of a list come first. Pages follow an index from one of its ends; any other order reads all."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@
 -- it is received. `reach.sql` says where a short look ends in each order. `coalesce`: a plan takes a pattern or state
 -- that it does not know for one that hardly any row fits. The last step reads each row once more, by its place in the
 -- table, as that is cheapest: for groups it reads ten thousand.
+-- `from_oldest` turns it round.
 WITH matching AS NOT MATERIALIZED (
     SELECT ctid, message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        dead_letter_class,
@@ -51,6 +52,7 @@ WITH matching AS NOT MATERIALIZED (
      WHERE %(mixed)s::boolean AND processed_at IS NULL
        AND coalesce(status = ANY (%(statuses)s::text[]), false)
        AND (%(unfinished_since)s::timestamptz IS NULL OR received_at >= %(unfinished_since)s)
+       AND (%(unfinished_until)s::timestamptz IS NULL OR received_at <= %(unfinished_until)s)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -69,6 +71,7 @@ WITH matching AS NOT MATERIALIZED (
        AND coalesce(status = ANY (%(statuses)s::text[]), false)
        AND num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL AND dead_lettered_at IS NULL
        AND (%(failing_since)s::timestamptz IS NULL OR received_at >= %(failing_since)s)
+       AND (%(failing_until)s::timestamptz IS NULL OR received_at <= %(failing_until)s)
      ORDER BY received_at DESC
      LIMIT %(counted)s)
 ), page AS MATERIALIZED (

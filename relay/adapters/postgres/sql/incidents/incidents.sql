@@ -1,4 +1,5 @@
 -- Incidents that match a filter, the newest first, and how many match in all, counted up to a limit.
+-- `from_oldest` turns it round.
 WITH found AS MATERIALIZED (
     SELECT d.id
     FROM dead_letters AS d

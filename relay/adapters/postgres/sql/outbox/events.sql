@@ -4,6 +4,7 @@
 -- and failing events have an error. An event is published after it occurred, and clocks differ by less than an hour.
 -- `reach.sql` says where a short look ends in each order. `coalesce`: a plan takes a pattern that it does not know for
 -- one that hardly any row fits.
+-- `from_oldest` turns it round.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at, available_at
     FROM outbox_events
@@ -55,6 +56,7 @@ WITH matching AS NOT MATERIALIZED (
      WHERE 'waiting' = ANY (%(statuses)s::text[]) AND published_at IS NULL AND dead_at IS NULL
        AND publish_attempts = 0 AND %(error)s::text IS NULL AND coalesce(available_at <= now(), true)
        AND (%(waiting_since)s::timestamptz IS NULL OR occurred_at >= %(waiting_since)s)
+       AND (%(waiting_until)s::timestamptz IS NULL OR occurred_at <= %(waiting_until)s)
      ORDER BY occurred_at DESC
      LIMIT %(counted)s)
     UNION ALL
