@@ -95,7 +95,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
     """Let the keys go on that were counted, once, and lead to the page of the deed."""
     if (deed := await used_by(ops, context, form)) is not None:
         return RedirectResponse(deed_path(context, deed), 303)
-    selection = read(_Counted, [it for it in form if it[0] != "note"]).selection
+    selection = read(_CountedInForm, [it for it in form if it[0] != "note"]).selection
     names = (await look_up(ops, context, PARKED, _RELEASE, selection)).ids or ()
     by = Operator(caller.name, note_of(form), selection=selection)
     result = await ops.do(ReleaseKeys(context=context, counted=names, by=by))
@@ -105,7 +105,7 @@ async def release(request: Request, ops: Asked, caller: Operating, context: InCo
     return RedirectResponse(deed_path(context, outcome.deed), 303)
 
 
-class _Counted(BaseModel):
+class _CountedInForm(BaseModel):
     selection: UUID
 
 
@@ -191,7 +191,7 @@ async def do_job(
     """Run a job now, pause it, or let it go on, once; and lead to the page of its runs, or of the deed."""
     if (deed := await used_by(ops, context, form)) is not None:
         return RedirectResponse(deed_path(context, deed), 303)
-    selection = read(_Counted, [it for it in form if it[0] != "note"]).selection
+    selection = read(_CountedInForm, [it for it in form if it[0] != "note"]).selection
     [name] = (await look_up(ops, context, JOBS, JOBS.action(verb), selection)).ids or ()
     by = Operator(caller.name, note_of(form), selection=selection)
     command: Command[Any] = _COMMANDS[verb](context=context, name=name, by=by)
