@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.bounded import CELL, bounded
-from relay.adapters.postgres.paging import Page, Row, bounds
+from relay.adapters.postgres.paging import Page, Row, bounds, filters
 from relay.adapters.postgres.pool import Connection, query
 from relay.adapters.postgres.row_operations import (
     Operations,
@@ -62,6 +62,7 @@ class PostgresIncidents(Operations):
     kind = "dlq"
     body = "original"
     one = "incidents/incident"
+    orders = ("recorded",)
 
     async def record_rows(self, ids: Sequence[UUID]) -> Sequence[RecordedIncident]:
         """See the port."""
@@ -127,22 +128,25 @@ class PostgresIncidents(Operations):
     ) -> Page[Row]:
         """Up to ``limit`` incidents without their messages, the newest first, or the oldest.
 
-        ``before``: behind this number. ``short`` changes nothing: dead letters are few.
+        ``before``: behind this number. ``short``: look at the first only, if the filter may pass over many,
+        and for unconfirmed ones.
         """
-        page = await self._page("incidents/incidents", _parameters(wanted, limit, before), oldest=oldest)
+        passes, asked = short and _passes_over(wanted), _parameters(wanted, limit, before)
+        page = await self._page("incidents/incidents", asked, short=passes, oldest=oldest)
         unconfirmed = 0
         if wanted.confirmed:
             others = replace(wanted, confirmed=False, kinds=(DeadLetterClass.UNCONFIRMED,))
-            unconfirmed = (await self._page("incidents/incidents", _parameters(others, 1))).total
+            unconfirmed = (await self._page("incidents/incidents", _parameters(others, 1), short=short)).total
         rows = [coded(named(row, "message_id"), "reason") for row in page.items]
-        return Page(rows, page.total, unconfirmed=unconfirmed)
+        return Page(rows, page.total, page.reach, unconfirmed)
 
     async def groups(self, wanted: IncidentFilter, most: int, *, short: bool = False) -> Sequence[Row]:
         """How many incidents have each code of a reason, by class, among the newest ``most`` that fit.
 
-        ``short`` changes nothing.
+        ``short``: as of `find`.
         """
-        return await self._groups("reason", "class", "incidents/incidents", _parameters(wanted, most))
+        short = short and _passes_over(wanted)
+        return await self._groups("reason", "class", "incidents/incidents", _parameters(wanted, most), short=short)
 
     def _key(self, row: Row) -> Any:
         return row["id"]
@@ -272,6 +276,12 @@ def _with_attempts(row: Row) -> Row:
         outcome="processed" if now["processed"] else "dead",
         runs=bool(now["running"]) and not (now["processed"] or now["dead"]),
     )
+
+
+def _passes_over(wanted: IncidentFilter) -> bool:
+    """Whether a list may read many incidents that do not fit. Indexes find those of a message or a correlation."""
+    found = filters(wanted) - {"kinds", "confirmed"}
+    return not found & {"message_id", "correlation_id"} and bool(wanted.kinds or found)
 
 
 def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Operations:
     async def _reach(
         self, conn: Connection, parameters: Mapping[str, Any], *, oldest: bool = False
     ) -> Mapping[str, Reach]:
-        asked, text = {**parameters, "window": self._window}, statement(f"{self.kind}/reach")
+        asked, text = {**parameters, "window": self._window}, statement(f"{self.one.partition('/')[0]}/reach")
         found = await conn.execute(from_oldest(text) if oldest else text, asked, prepare=False)
         ended = [(order, since, until) for order, since, until in await found.fetchall() if since or until]
         if oldest:  # what was the end towards the past is now the end towards the present

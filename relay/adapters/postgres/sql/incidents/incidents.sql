@@ -1,4 +1,5 @@
 -- Incidents that match a filter, the newest first, and how many match in all, counted up to a limit.
+-- `reach.sql` says where a short look ends: a pattern of a reason takes long, so times come before it.
 -- `from_oldest` turns it round.
 WITH found AS MATERIALIZED (
     SELECT d.id
@@ -6,6 +7,8 @@ WITH found AS MATERIALIZED (
     WHERE (%(statuses)s::text[] IS NULL
            OR d.status = ANY (%(stored)s::text[])
               AND (d.status <> 'open' OR relay_incident_state(d) = ANY (%(statuses)s::text[])))
+      AND (%(recorded_since)s::timestamptz IS NULL OR d.recorded_at >= %(recorded_since)s)
+      AND (%(recorded_until)s::timestamptz IS NULL OR d.recorded_at <= %(recorded_until)s)
       -- Older releases recorded a 422 as deterministic.
       AND (%(kinds)s::text[] IS NULL OR d.class = ANY (%(kinds)s::text[])
            OR 'poison' = ANY (%(kinds)s::text[]) AND d.class = 'deterministic' AND d.reason ~ '^HTTP 422')
