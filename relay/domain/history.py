@@ -124,6 +124,23 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class LastHour:
+    """What a context did in the last hour, in parts of two minutes; None for a gap.
+
+    ``rates``: rows that ended well, a second, by what they are of. ``failed``: attempts that failed and rows that
+    died.
+    """
+
+    rates: Mapping[Of, Sequence[float | None]] = field(default_factory=dict)
+    failed: Sequence[int | None] = ()
+
+
+#: Parts of the last hour, and how long each is.
+HOUR_PARTS: Final = 30
+HOUR_PART: Final = timedelta(minutes=2)
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Something that may explain a change: what an operator did, a circuit, or a release that begins to run."""
 

@@ -28,7 +28,7 @@ from relay.bus.errors import NothingFound
 from relay.domain.archive import Manifest
 from relay.domain.controls import LONGEST, Control, Limit, UnknownControl, What, check_name
 from relay.domain.errors import InvalidRequest, NotUndoable, of_context
-from relay.domain.history import SPANS, ContextHistory
+from relay.domain.history import SPANS, ContextHistory, LastHour
 from relay.domain.operators import Outcome, Selected
 from relay.domain.schedule import CronRun, Schedule, UnknownJob
 from relay.domain.work import control_fields
@@ -82,6 +82,7 @@ class RowHandlers:
         bus.handles(requests.ReadAudit)(self._audit)
         bus.handles(requests.ListReplays)(self._replays)
         bus.handles(requests.ReadHistory)(self._history)
+        bus.handles(requests.ReadLastHour)(self._last_hour)
         bus.handles(requests.GetDeed)(self._deed)
         bus.handles(requests.GetSelection)(self._selection)
         return bus
@@ -243,6 +244,10 @@ class RowHandlers:
         async with self._lend(query.context) as source:
             history = PostgresHistory(source)
             return await history.read(query.context, SPANS[query.span], query.of, query.name)
+
+    async def _last_hour(self, query: requests.ReadLastHour) -> LastHour:
+        async with self._lend(query.context) as source:
+            return await PostgresHistory(source).last_hour()
 
     async def _find(self, query: requests.FindRows) -> Page[Row]:
         async with self._store(query.kind, query.context) as store:

@@ -21,7 +21,7 @@ from relay.bus import Command, Query
 from relay.domain.archive import Manifest
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.controls import Control, Limit, What
-from relay.domain.history import ContextHistory, Of
+from relay.domain.history import ContextHistory, LastHour, Of
 from relay.domain.operators import Operator, Outcome, Selected
 from relay.domain.running import RunningRow
 from relay.domain.schedule import CronRun, Schedule
@@ -352,6 +352,12 @@ class ReadHistory(Query[ContextHistory]):
     span: Literal["1h", "6h", "48h", "90d"] = "1h"
     of: Of | None = None
     name: str = ""
+
+
+class ReadLastHour(Query[LastHour]):
+    """What a context did in the last hour as a whole, by one statement."""
+
+    context: str
 
 
 class ReadAudit(Query[Sequence[Row]]):

@@ -319,7 +319,12 @@ class Budgets:
 
     def of(self, url: str) -> Budget:
         """The budget of the server that an address leads to."""
-        return self._budgets.setdefault(_parts(url, "service", "hostaddr", "host", "port"), Budget(self._most))
+        return self._budgets.setdefault(server_of(url), Budget(self._most))
+
+
+def server_of(url: str) -> tuple[str, ...]:
+    """What tells the server of an address from others."""
+    return _parts(url, "service", "hostaddr", "host", "port")
 
 
 def _parts(url: str, *names: str) -> _Parts:

@@ -15,12 +15,14 @@ from psycopg.rows import dict_row
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.history import (
+    HOUR_PARTS,
     HOURS_KEPT,
     LAST,
     MINUTES_KEPT,
     PER_DOUBLING,
     SPANS,
     ContextHistory,
+    LastHour,
     Level,
     Mark,
     Of,
@@ -132,6 +134,21 @@ class PostgresHistory:
             for it in sorted(names)
         ]
         return ContextHistory(context, span, since, until, series, [Mark(*row) for row in marks])
+
+    async def last_hour(self) -> LastHour:
+        """Return what all series did together, by one statement."""
+        async with self._source() as conn:
+            rows = await query(conn, "history/last_hour")
+        minutes = {part: count for part, kind, count, *_ in rows if kind == Of.OUTBOX}
+        done = {(kind, part): n for part, kind, _, n, _ in rows}
+        failed: dict[int, int] = defaultdict(int)
+        for part, _, _, _, n in rows:
+            failed[part] += n
+        parts = [it if it in minutes else None for it in range(HOUR_PARTS)]
+        rates = {
+            of: [None if it is None else done.get((of, it), 0) / (minutes[it] * 60) for it in parts] for of in Of
+        }
+        return LastHour(rates, [None if it is None else failed[it] for it in parts])
 
 
 class _Parts:

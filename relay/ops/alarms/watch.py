@@ -38,6 +38,8 @@ class WatchLimits:
     fresh_s: float = 5.0
     patience_s: float = 6.0
     trend_s: float = 300.0
+    #: So many contexts are read at once.
+    at_once: int = CONTEXTS_AT_ONCE
     #: Values are compared if there is at least so much time between them.
     apart_s: float = 20.0
 
@@ -64,7 +66,7 @@ class Watch:
     ) -> None:
         self._settings, self._sources = settings, sources
         self._once, self._shared, self._limits, self._clock = once, shared, limits, clock
-        self._lock, self._room = asyncio.Lock(), asyncio.Semaphore(CONTEXTS_AT_ONCE)
+        self._lock, self._room = asyncio.Lock(), asyncio.Semaphore(limits.at_once)
         self._last: tuple[float, AlarmsNow] | None = None
         self._since: Mapping[AlarmKey, datetime] = {}
         self._values: dict[AlarmKey, deque[tuple[float, float]]] = {}

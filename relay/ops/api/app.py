@@ -20,7 +20,7 @@ from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
-from relay.ops.alarms.watch import ReadAlarms, Watch
+from relay.ops.alarms.watch import ReadAlarms, Watch, WatchLimits
 from relay.ops.api import archive, contexts, controls, deeds, everywhere, history, queues, replays, system, work
 from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
@@ -53,6 +53,8 @@ _PATIENCE_S: Final = 20.0
 _LIMITS: Final = OpsLimits()
 _TURNS: Final = RequestLimits()
 _LIVE: Final = LiveLimits()
+#: The rules and the overview together read fewer contexts at once than there are connections to a server.
+_WATCH: Final = WatchLimits(at_once=3)
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
 
 
@@ -96,7 +98,7 @@ def create_app(
     asked = Finder(settings.contexts, pools.of, asked).answer()
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
     asked = Works(settings.contexts, pools.of, asked).answer()
-    asked.handles(ReadAlarms)(Watch(settings, pools.of).answer)
+    asked.handles(ReadAlarms)(Watch(settings, pools.of, limits=_WATCH).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
     app.state.live = Live(app.state.ops, live)

@@ -148,11 +148,11 @@ def _of_lines(title: str, unit: str, lines: Sequence[tuple[str, str, Sequence[Po
     ]
     most = max((it for _, _, line in values for it in line if it is not None), default=0.0)
     points = lines[0][2]
-    drawn = [Curve(name, tone, _parts(line, most or 1.0), _last(line)) for name, tone, line in values]
+    drawn = [Curve(name, tone, parts_of(line, most or 1.0), _last(line)) for name, tone, line in values]
     return Chart(title, unit, most, drawn, points[0].at, points[-1].at)
 
 
-def _parts(values: Sequence[float | None], most: float) -> Sequence[str]:
+def parts_of(values: Sequence[float | None], most: float) -> Sequence[str]:
     """The points of the line between its gaps, as SVG has them."""
     step = WIDTH / max(1, len(values) - 1)
     parts: list[list[tuple[float, float]]] = [[]]

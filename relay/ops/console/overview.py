@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from relay.adapters.jetstream.topology import ConsumerView, StreamView
+from relay.adapters.postgres.budget import server_of
 from relay.adapters.postgres.paging import Page, Row
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError
+from relay.domain.history import LastHour
 from relay.ops.api.common import Ops
 from relay.ops.kinds import DEAD_LETTERS, EVENTS, TASKS, Kind
-from relay.ops.requests import FindRows, ReadBacklog
+from relay.ops.requests import FindRows, ReadBacklog, ReadLastHour
 from relay.ops.servers import ShowStreams
 from relay.settings import ContextSettings
 
@@ -29,10 +31,12 @@ Answer = TypeVar("Answer")
 Streams: TypeAlias = Mapping[str, StreamView] | None
 #: Figures are asked for again after so many seconds, however many users look.
 _FRESH_S: Final = 1.0
+#: So many contexts of a server are asked at once.
+_AT_ONCE: Final = 3
 #: How long a page waits for a server, in seconds; an answer that comes later is shown by the next page.
 PATIENCE_S: Final = 0.3
 #: From this age on, in seconds, a page says loudly that figures are old.
-_OLD_S: Final = 5.0
+OLD_S: Final = 5.0
 #: A rate covers so many seconds, and a line has so many points.
 _RATE_S: Final = 30.0
 _POINTS: Final = 60
@@ -56,7 +60,8 @@ class ContextFigures:
 
     ``at``: when they were asked for. ``silent``: for how many seconds there has been no newer answer, if that is
     too long. Rates are per second, None while unknown. ``consumes``: whether it has subscriptions;
-    ``only``: the name of the only one.
+    ``only``: the name of the only one. ``hour``: its last hour. ``asked_for``: for how many seconds the
+    database has owed an answer.
     """
 
     name: str
@@ -79,6 +84,8 @@ class ContextFigures:
     line: Sequence[int] = ()
     consumes: bool = True
     only: str | None = None
+    hour: LastHour | None = None
+    asked_for: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,10 @@ class Flow:
         self._streams: Patient[Streams] = Patient(patience_s)
         self._contexts: dict[str, Patient[ContextFigures]] = {}
         self._seen: dict[str, deque[FlowSample]] = {}
+        self._begun: dict[str, float] = {}
+        self._turns: defaultdict[tuple[str, ...], asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_AT_ONCE)
+        )
 
     async def look(self, ops: Ops) -> Sequence[ContextFigures]:
         """Return the figures, at most a second old."""
@@ -146,7 +157,7 @@ class Flow:
                     self._figures(ops), self._streams.ask(partial(_streams, ops))
                 )
                 # NATS has no age of its own on the cards: what is not of now is not known.
-                now = streams.answer if streams is not None and streams.seconds <= _OLD_S else None
+                now = streams.answer if streams is not None and streams.seconds <= OLD_S else None
                 shown = [self._with_streams(ops.settings.contexts[it.name], it, now) for it in contexts]
                 self._known = (time.monotonic(), shown)
             return self._known[1]
@@ -155,8 +166,24 @@ class Flow:
         for name in ops.settings.contexts:
             self._contexts.setdefault(name, Patient(self._patience_s))
         asked = self._contexts.items()
-        found = await asyncio.gather(*(it.ask(partial(_figures, ops, name)) for name, it in asked))
-        return [_aged(name, it) for (name, _), it in zip(asked, found, strict=True)]
+        found = await asyncio.gather(*(it.ask(partial(self._in_turn, ops, name)) for name, it in asked))
+        return [
+            replace(_aged(name, it), asked_for=self._owed(name))
+            for (name, _), it in zip(asked, found, strict=True)
+        ]
+
+    async def _in_turn(self, ops: Ops, name: str) -> ContextFigures:
+        """Ask a few contexts of a server at a time: they share the connections to it."""
+        async with self._turns[server_of(ops.settings.contexts[name].database)]:
+            self._begun[name] = time.monotonic()
+            try:
+                return await _figures(ops, name)
+            finally:
+                del self._begun[name]
+
+    def _owed(self, name: str) -> float:
+        """For how many seconds a database has owed an answer, since its turn came."""
+        return time.monotonic() - self._begun[name] if name in self._begun else 0.0
 
     def _with_streams(self, settings: ContextSettings, found: ContextFigures, streams: Streams) -> ContextFigures:
         if found.outbox is None:
@@ -186,7 +213,7 @@ def _aged(name: str, found: Aged[ContextFigures] | None) -> ContextFigures:
     """The figures of a context with their age."""
     if found is None:
         return ContextFigures(name=name, late=True)
-    return replace(found.answer, at=found.at, silent=found.seconds if found.seconds > _OLD_S else None)
+    return replace(found.answer, at=found.at, silent=found.seconds if found.seconds > OLD_S else None)
 
 
 def rate(seen: Sequence[FlowSample], name: str) -> float | None:
@@ -226,13 +253,13 @@ def _handled(settings: ContextSettings, streams: Mapping[str, StreamView]) -> in
 
 async def _figures(ops: Ops, name: str) -> ContextFigures:
     try:
-        (outbox, inbox, brake, full), letters, failed, waiting, latency = await asyncio.gather(
-            _backlog(ops, name),
-            _total(ops, name, DEAD_LETTERS, "open"),
-            _total(ops, name, TASKS, "failed"),
-            _total(ops, name, TASKS, "pending", "delivered"),
-            _latency(ops, name),
-        )
+        # One after the other, so that a context needs one connection: many share a few.
+        outbox, inbox, brake, full = await _backlog(ops, name)
+        letters = await _total(ops, name, DEAD_LETTERS, "open")
+        failed = await _total(ops, name, TASKS, "failed")
+        waiting = await _total(ops, name, TASKS, "pending", "delivered")
+        latency = await _latency(ops, name)
+        hour = (await ops.queries.ask_async(ReadLastHour(context=name))).unwrap()
     except RelayError as error:
         return ContextFigures(name=name, error=error)
     return ContextFigures(
@@ -245,6 +272,7 @@ async def _figures(ops: Ops, name: str) -> ContextFigures:
         failed_tasks=failed,
         waiting_tasks=waiting,
         latency=latency,
+        hour=hour,
     )
 
 

@@ -35,6 +35,7 @@ from relay.ops.console import (
     system,
     work,
 )
+from relay.ops.console.dense import CARDS, View, dense_rows
 from relay.ops.console.life_picture import draw, entries, timed
 from relay.ops.console.overview import PATIENCE_S, Flow, Patient
 from relay.ops.console.render import Static, link, page
@@ -64,11 +65,15 @@ _PLACES: Final = {
 
 
 @router.get("/")
-async def overview(request: Request, ops: Asked, _: Reading) -> Response:
-    """Show what waits where in each context."""
+async def overview(request: Request, ops: Asked, _: Reading, view: View | None = None) -> Response:
+    """Show what waits where in each context. ``view``: a row for each, or a card; by how many there are."""
     flow: Flow = request.app.state.flow
+    view = view or ("cards" if len(ops.settings.contexts) <= CARDS else "dense")
     found, alarms = await asyncio.gather(flow.look(ops), _alarms(request, ops))
-    return page(request, "overview.html", found=found, **alarms)
+    if view == "cards":
+        return page(request, "overview.html", found=found, view=view, **alarms)
+    rows = dense_rows(found, alarms["alarms"])
+    return page(request, "dense.html", found=found, rows=rows, view=view, **alarms)
 
 
 async def _look(ops: Ops) -> AlarmsNow:
