@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from relay.devstack import NatsServer, PostgresServer, ValkeyServer
 from relay.devstack.ports import free_port
 from relay.ops.api.app import create_app
+from relay.ops.console.overview import Flow, Patient
 from relay.settings import Settings
 from tests.integration.console_rows import bite, fill, fill_more, number
 from tests.integration.publishing import query
@@ -144,10 +145,13 @@ def console(
 
 
 @contextmanager
-def listening(settings: Settings) -> Iterator[str]:
-    """Serve the console in a thread; its address."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=port, log_config=None, access_log=False))
+def listening(settings: Settings, patience_s: float | None = None) -> Iterator[str]:
+    """Serve the console in a thread; its address. ``patience_s``: how long its overview waits for figures."""
+    port, app = free_port(), create_app(settings)
+    if patience_s is not None:
+        state = app._app._app._app.state
+        state.flow, state.alarms = Flow(patience_s, old_s=100 * patience_s), Patient(patience_s)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

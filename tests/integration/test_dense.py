@@ -63,7 +63,8 @@ def base(
         contexts[f"service_{n:02}"] = {"database_url": well if n % 2 else fast}
     contexts[LONG] = {"database_url": fast}
     servers = {"nats_url": nats_server.url, "redis_url": valkey.url, "max_connections": 40}
-    with listening(Settings.model_validate({"contexts": contexts, **servers})) as found:
+    # However slow the machine is, figures are of the look that the page has waited for.
+    with listening(Settings.model_validate({"contexts": contexts, **servers}), DEADLINE_S / 3) as found:
         yield found
     for name in databases:
         administrator.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -73,6 +74,8 @@ def opened(browser: Browser, base: str, width: int, height: int, path: str = "/"
     """The overview, when all contexts that answer have answered."""
     page = browser.new_page(viewport={"width": width, "height": height}, base_url=base, **more)
     page.set_default_timeout(DEADLINE_S * 1000)
+    # What has been seen stays.
+    page.add_init_script("localStorage.setItem('paused', 'yes')")
 
     def answered() -> bool:
         page.goto(path)

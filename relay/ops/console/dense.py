@@ -10,7 +10,7 @@ from relay.domain.alarms import Alarm, AlarmsNow, AlarmState, Urgency
 from relay.domain.durations import duration
 from relay.domain.history import LastHour, Of
 from relay.ops.console.charts import parts_of
-from relay.ops.console.overview import OLD_S, ContextFigures
+from relay.ops.console.overview import ContextFigures
 from relay.ops.console.wording import LATE
 
 View = Literal["dense", "cards"]
@@ -78,7 +78,7 @@ def _judged(found: ContextFigures, worst: Alarm | None, unread: str | None) -> t
     """How bad it is, and what is wrong, in words."""
     if found.error is not None:
         return _DOWN, f"{found.error.code}: {found.error.message}"
-    if found.silent is not None and found.asked_for > OLD_S:
+    if found.silent is not None and found.overdue:
         return _DOWN, f"does not answer; these figures are {duration(found.silent)} old"
     if unread is not None and (found.outbox is None or found.silent is not None):
         return _DOWN, f"does not answer: {unread}"

@@ -60,8 +60,8 @@ class ContextFigures:
 
     ``at``: when they were asked for. ``silent``: for how many seconds there has been no newer answer, if that is
     too long. Rates are per second, None while unknown. ``consumes``: whether it has subscriptions;
-    ``only``: the name of the only one. ``hour``: its last hour. ``asked_for``: for how many seconds the
-    database has owed an answer.
+    ``only``: the name of the only one. ``hour``: its last hour. ``overdue``: whether the database owes an answer
+    for too long.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ContextFigures:
     consumes: bool = True
     only: str | None = None
     hour: LastHour | None = None
-    asked_for: float = 0.0
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,13 @@ class Patient(Generic[Answer]):
 
 
 class Flow:
-    """The figures of all contexts, kept for a moment. Each application has one such object."""
+    """The figures of all contexts, kept for a moment. Each application has one such object.
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s = patience_s
+    ``old_s``: from which age on figures are old.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S, old_s: float = OLD_S) -> None:
+        self._patience_s, self._old_s = patience_s, old_s
         self._lock = asyncio.Lock()
         self._known: tuple[float, Sequence[ContextFigures]] = (float("-inf"), ())
         self._streams: Patient[Streams] = Patient(patience_s)
@@ -157,7 +160,7 @@ class Flow:
                     self._figures(ops), self._streams.ask(partial(_streams, ops))
                 )
                 # NATS has no age of its own on the cards: what is not of now is not known.
-                now = streams.answer if streams is not None and streams.seconds <= OLD_S else None
+                now = streams.answer if streams is not None and streams.seconds <= self._old_s else None
                 shown = [self._with_streams(ops.settings.contexts[it.name], it, now) for it in contexts]
                 self._known = (time.monotonic(), shown)
             return self._known[1]
@@ -168,7 +171,7 @@ class Flow:
         asked = self._contexts.items()
         found = await asyncio.gather(*(it.ask(partial(self._in_turn, ops, name)) for name, it in asked))
         return [
-            replace(_aged(name, it), asked_for=self._owed(name))
+            replace(self._aged(name, it), overdue=self._owed(name) > self._old_s)
             for (name, _), it in zip(asked, found, strict=True)
         ]
 
@@ -184,6 +187,13 @@ class Flow:
     def _owed(self, name: str) -> float:
         """For how many seconds a database has owed an answer, since its turn came."""
         return time.monotonic() - self._begun[name] if name in self._begun else 0.0
+
+    def _aged(self, name: str, found: Aged[ContextFigures] | None) -> ContextFigures:
+        """The figures of a context with their age."""
+        if found is None:
+            return ContextFigures(name=name, late=True)
+        silent = found.seconds if found.seconds > self._old_s else None
+        return replace(found.answer, at=found.at, silent=silent)
 
     def _with_streams(self, settings: ContextSettings, found: ContextFigures, streams: Streams) -> ContextFigures:
         if found.outbox is None:
@@ -207,13 +217,6 @@ class Flow:
             consumes=bool(settings.subscriptions),
             only=next(iter(settings.subscriptions)) if len(settings.subscriptions) == 1 else None,
         )
-
-
-def _aged(name: str, found: Aged[ContextFigures] | None) -> ContextFigures:
-    """The figures of a context with their age."""
-    if found is None:
-        return ContextFigures(name=name, late=True)
-    return replace(found.answer, at=found.at, silent=found.seconds if found.seconds > OLD_S else None)
 
 
 def rate(seen: Sequence[FlowSample], name: str) -> float | None:
