@@ -301,6 +301,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
         max_inbox=settings.max_inbox,
+        expires_in=settings.expires_in,
         apart=application.settings.comes_later(context, subscription),
     )
     return PullMessages(
