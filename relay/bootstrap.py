@@ -145,6 +145,7 @@ class Application:
         #: What this process counts for the histories; a worker starts it.
         self.tallies = Tallies(lambda name: self.context(name).history)
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
+        self._transactions: dict[tuple[str, str], HandlerTransactions] = {}
 
     async def start(self) -> None:
         """Begin to connect. Returns at once, even if the servers do not answer."""
@@ -260,8 +261,12 @@ class Application:
     def transactions(self, context: str, purpose: str, limit: timedelta) -> HandlerTransactions:
         """The transactions of functions on a context's database. They are closed when the process stops.
 
-        ``purpose``: what PostgreSQL shows as the name of their sessions. Raises UnknownContext.
+        ``purpose``: what PostgreSQL shows as the name of their sessions. All functions of a purpose share their
+        connections. A process has few, and connections of its own for each would close those of others.
+        Raises UnknownContext.
         """
+        if (known := self._transactions.get((context, purpose))) is not None:
+            return known.limited(limit)
         from relay.adapters.postgres.transactions import HandlerTransactions  # noqa: PLC0415 - loads SQLAlchemy
 
         settings = self.context(context).settings
@@ -274,6 +279,7 @@ class Application:
             pooler=settings.pooler is not None,
         )
         self.on_stop.append(transactions.close)
+        self._transactions[context, purpose] = transactions
         return transactions
 
     def archive(self, context: str) -> ArchiveRows | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from copy import copy
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
@@ -107,6 +108,12 @@ class HandlerTransactions:
         usual = POOLED if pooler else CONNECTION
         self._connection = {**usual, "autocommit": False, "application_name": application_name}
         self._connections = FunctionConnections(url, self._connection, budget or Budget())
+
+    def limited(self, limit: timedelta) -> HandlerTransactions:
+        """Return transactions with another limit on the same connections."""
+        other = copy(self)
+        other._limit = limit  # noqa: SLF001 - of this class
+        return other
 
     @property
     def idle(self) -> int:
