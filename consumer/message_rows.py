@@ -25,7 +25,7 @@ from relay.adapters.postgres.limited_inbox import LimitedInbox
 from relay.adapters.postgres.pipeline import Command
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import traceparent
-from relay.domain.controls import NO_LIMIT, Limit, What
+from relay.domain.controls import NO_LIMIT, UNCONTROLLED, Controls, Limit, What
 from relay.domain.envelopes import Envelope, Request, decode, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
@@ -63,7 +63,8 @@ class MessageConfig:
 
     ``acked``: the pull job has already acknowledged every message (``settle = "inbox"``).
     ``nak``: each failure is reported to JetStream (``on_failure = "nak"``). ``error_text``: whether to keep the
-    full text of answers and exceptions, which may show payload.
+    full text of answers and exceptions, which may show payload. ``limit``: what is configured; an operator's limit
+    goes before it.
     """
 
     context: str
@@ -73,6 +74,7 @@ class MessageConfig:
     acked: bool = False
     nak: bool = False
     error_text: bool = False
+    limit: Limit = NO_LIMIT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,8 +84,8 @@ class MessageRows:
     ``ahead``: set if the loop claims messages before their turn. ``next_of_key``: set if the subscription is
     ordered. ``circuit``: set if an outage of its handler costs no attempts. ``window``: set if messages are
     acknowledged after their handler. ``lease``: a claim outlives a dead worker by at most this time; a live worker
-    renews it during a call. ``controls``: what operators have limited; then ``limited`` claims. A pause needs
-    nothing here: the statements that claim know of it. ``tally``: counts for the history.
+    renews it during a call. ``controls``: what operators have limited. With a limit, ``limited`` claims. A pause
+    needs nothing here: the statements that claim know of it. ``tally``: counts for the history.
     """
 
     config: MessageConfig
@@ -124,17 +126,18 @@ class MessageRows:
 
     def limit(self) -> Limit | None:
         """The limit in force, maybe none; None if that is not known now. Safe in any thread."""
-        if self.controls is None:
-            return NO_LIMIT
-        known = self.controls.look()
-        return None if known is None else known.limit(What.SUBSCRIPTION, self.config.subscription)
+        known = UNCONTROLLED if self.controls is None else self.controls.look()
+        return None if known is None else self._limit_of(known)
 
     async def limit_now(self) -> Limit:
         """The limit in force, maybe none. Raises DatabaseUnreachable."""
         limit = self.limit()
         if limit is None and self.controls is not None:
-            limit = (await self.controls.now()).limit(What.SUBSCRIPTION, self.config.subscription)
+            limit = self._limit_of(await self.controls.now())
         return limit or NO_LIMIT
+
+    def _limit_of(self, controls: Controls) -> Limit:
+        return controls.limit(What.SUBSCRIPTION, self.config.subscription).over(self.config.limit)
 
     async def claim(self, message_id: UUID) -> ClaimedMessage | Unclaimed[timedelta] | None:
         """See `SingleRows`."""

@@ -18,7 +18,7 @@ from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.domain import traceparent
 from relay.domain.backpressure import InboxLimit
-from relay.domain.controls import Controls, Limit, What, uncontrolled
+from relay.domain.controls import Controls, What, uncontrolled
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen, PullsPaused, PullsResumed
@@ -59,7 +59,8 @@ class PullConfig:
     ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). Then JetStream does
     not limit how much waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
     ``max_inbox``: the job ends while so many rows are unfinished, including those in back-off.
-    ``apart``: another subscription reads the same messages and has their ids as keys, so here keys are apart.
+    ``limited``: whether a limit is configured. ``apart``: another subscription reads the same messages and has
+    their ids as keys, so here keys are apart.
     """
 
     context: str
@@ -69,6 +70,7 @@ class PullConfig:
     ack_on_receipt: bool = False
     max_due: int = MAX_DUE
     max_inbox: int | None = None
+    limited: bool = False
     apart: bool = False
 
 
@@ -119,7 +121,8 @@ class PullMessages:
                 if controls.is_paused(What.SUBSCRIPTION, self.config.subscription):
                     await asyncio.sleep(self.times.resting)
                     continue
-                if await self._is_full(controls.limit(What.SUBSCRIPTION, self.config.subscription)):
+                limited = self.config.limited or controls.limit(What.SUBSCRIPTION, self.config.subscription)
+                if await self._is_full(limited=bool(limited)):
                     await asyncio.sleep(self.times.workers_busy)
                     continue
                 if self.numbers is not None:
@@ -143,15 +146,15 @@ class PullMessages:
             self.window.came()
         return count
 
-    async def _is_full(self, limited: Limit) -> bool:
+    async def _is_full(self, *, limited: bool) -> bool:
         """Return whether the workers have enough to do.
 
-        Messages that wait for a retry do not count, unless a limit of an operator makes messages wait, too.
+        Messages that wait for a retry do not count, unless a limit makes messages wait, too.
         """
         if not self.config.ack_on_receipt:
             return False
         limit = self.config.max_due
-        return await self.inbox.due(self.config.subscription, limit, later=bool(limited)) >= limit
+        return await self.inbox.due(self.config.subscription, limit, later=limited) >= limit
 
     async def _is_paused(self) -> bool:
         """Return whether the inbox is full. It is counted again when as many were pulled as there was room for."""

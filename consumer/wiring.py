@@ -136,6 +136,7 @@ def _rows(context: str, subscription: str) -> MessageRows:
         acked=on_receipt(context, subscription),
         nak=gives_back(context, subscription),
         error_text=settings.error_detail == "text",
+        limit=settings.limit,
     )
     handler = _handler(context, subscription)
     kind: Any = FunctionRows if isinstance(handler, PythonEventHandler) else MessageRows
@@ -288,6 +289,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
         max_inbox=settings.max_inbox,
+        limited=bool(settings.limit),
         apart=application.settings.comes_later(context, subscription),
     )
     return PullMessages(

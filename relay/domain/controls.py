@@ -6,7 +6,6 @@ has ended: nobody has to be there.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -28,8 +27,8 @@ LOOK_AGAIN: Final = timedelta(minutes=15)
 LONGEST_OF_KEY: Final = timedelta(days=1)
 #: What stands before the key in the key of a rate. No name has it.
 OF_KEY: Final = "\n"
-_MOST_AT_ONCE: Final = 100_000
-_RATE = re.compile(r"(\d{1,9})/(.+)")
+#: The highest limit of how many may run at once.
+MOST_AT_ONCE: Final = 100_000
 
 
 class UnknownControl(RelayError, LookupError):
@@ -80,6 +79,14 @@ class Limit:
     def __bool__(self) -> bool:
         """Whether it limits anything."""
         return self.concurrency is not None or self.interval is not None
+
+    def over(self, configured: Limit) -> Limit:
+        """This limit, and for what it leaves open the configured one."""
+        if not configured:
+            return self
+        concurrency = configured.concurrency if self.concurrency is None else self.concurrency
+        of = configured if self.interval is None else self
+        return replace(self, concurrency=concurrency, interval=of.interval, per_key=of.per_key)
 
     def __str__(self) -> str:
         parts = []
@@ -213,9 +220,9 @@ def check_limit(what: What, limit: Limit) -> None:
     """Raise InvalidRequest for a limit that cannot be."""
     if not what.limited:
         raise InvalidRequest(f"a {what.words} can be paused, not limited", field="what")
-    if limit.concurrency is not None and not 1 <= limit.concurrency <= _MOST_AT_ONCE:
+    if limit.concurrency is not None and not 1 <= limit.concurrency <= MOST_AT_ONCE:
         raise InvalidRequest(
-            f"must be 1 to {_MOST_AT_ONCE}", field="concurrency", hint="pause it to let nothing begin"
+            f"must be 1 to {MOST_AT_ONCE}", field="concurrency", hint="pause it to let nothing begin"
         )
     if limit.per_key and (limit.interval is None or limit.interval > LONGEST_OF_KEY):
         raise InvalidRequest("needs a rate of at least 1/1d", field="per_key", hint="such as --rate 10/1m")
@@ -245,14 +252,6 @@ def rate_key(what: What, name: str) -> str:
 def rate_of_key(rate: str, key: str | None) -> str:
     """The same for one key. Rows or messages without a key share one. Of a key only its hash is kept."""
     return f"{rate}{OF_KEY}{blake2b((key or '').encode(), digest_size=16).hexdigest()}"
-
-
-def rate_parts(rate: str) -> tuple[int, str]:
-    """A rate such as ``100/1m`` as its count and the text of its time. Raises InvalidRequest."""
-    found = _RATE.fullmatch(rate)
-    if found is None or int(found[1]) < 1:
-        raise InvalidRequest(f"{rate[:40]!r} is not a rate", field="rate", hint="such as 100/1m")
-    return int(found[1]), found[2]
 
 
 def _shown(at: datetime) -> str:

@@ -353,6 +353,7 @@ def subscription_settings(it: SubscriptionSettings) -> Row:
         "order": it.order,
         "max_ack_pending": it.max_ack_pending,
         "max_attempts": it.max_attempts,
+        "configured_limit": str(it.limit) if it.limit else None,
     }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from relay.domain.controls import Limit, rate_parts
+from relay.domain.controls import Limit
 from relay.domain.errors import InvalidRequest
-from relay.settings.values import parse_duration
+from relay.settings.values import parse_duration, parse_rate
 
 
 def read_limit(concurrency: int | None, rate: str | None, *, per_key: bool = False) -> Limit:
@@ -15,13 +15,10 @@ def read_limit(concurrency: int | None, rate: str | None, *, per_key: bool = Fal
         if per_key:
             raise InvalidRequest("needs a rate", field="per_key", hint="such as --rate 10/1m --per-key")
         return Limit(concurrency=concurrency)
-    count, time = rate_parts(rate)
     try:
-        interval = parse_duration(time) / count
+        interval = parse_rate(rate)
     except ValueError as error:
         raise InvalidRequest(str(error), field="rate", hint="such as 100/1m") from None
-    if interval <= timedelta():
-        raise InvalidRequest("must be longer than 0", field="rate", hint="such as 100/1m")
     return Limit(concurrency=concurrency, interval=interval, per_key=per_key)
 
 

@@ -48,3 +48,22 @@ def test_a_pause_under_load_loses_nothing_and_resume_drains_it(
     [(most,)] = fleet.query("sea", "SELECT max(attempts) FROM inbox_messages")
     assert most == 1, "no attempt was spent"
     assert [it.message_id for it in handler.calls] == [str(id) for id in ids], "in the order of their key"
+
+
+def test_a_configured_limit_holds_until_an_operator_sets_another(
+    start_fleet: Callable[..., Fleet], handler: HandlerService
+) -> None:
+    fleet = start_fleet(more='rate = "1/1h"\n')
+    fleet.scheduler()
+    fleet.worker(processes=2)
+    sea = ("from_vibespro", "--context", "sea")
+    ids = {str(commit_one(fleet.urls["vibespro"])) for _ in range(3)}
+
+    held = "attempts = 0 AND enqueued_at > now() + interval '5 min'"
+    wait_for("one is handled", lambda: counted(fleet, "processed_at IS NOT NULL") == 1)
+    wait_for("the others are held", lambda: counted(fleet, held) == 2)
+    [shown] = json.loads(fleet.relay("subscriptions", "list", "--context", "sea", "--json"))
+    assert (shown["limit"], shown["configured_limit"]) == (None, "1/1h")
+    fleet.relay("subscriptions", "limit", *sea, "--rate", "1000/1s", "--note", "the partner can take it")
+    wait_for("all are handled", lambda: counted(fleet, "processed_at IS NOT NULL") == 3)
+    assert sorted(it.message_id for it in handler.calls) == sorted(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -44,6 +45,18 @@ def controls_of(sub: Subscription) -> PostgresControls:
     return PostgresControls(sub.pool.connection)
 
 
+async def configured(sub: Subscription, **values: Any) -> None:
+    """Limit it as relay.toml does: no operator has done anything."""
+    made = sub.messages
+
+    def messages(handler: Any) -> MessageRows:
+        rows: MessageRows = made(handler)
+        rows.config = replace(rows.config, limit=Limit(**values))
+        return rows
+
+    sub.messages = messages  # type: ignore[method-assign]
+
+
 def worker(sub: Subscription, handler: Any) -> RunOnLoop[Any, Any, Any, Any, Any, Any]:
     """One process of several: it shares nothing but the database."""
     rows: MessageRows = sub.messages(handler)
@@ -71,9 +84,13 @@ async def limit(sub: Subscription, **values: Any) -> PostgresControls:
     return controls
 
 
-async def test_no_more_run_at_once_than_the_limit_says(sub: Subscription) -> None:
+BOTH = pytest.mark.parametrize("limited", [limit, configured], ids=["by an operator", "by relay.toml"])
+
+
+@BOTH
+async def test_no_more_run_at_once_than_the_limit_says(sub: Subscription, limited: Any) -> None:
     first, second = await sub.received(), await sub.received()
-    await limit(sub, concurrency=1)
+    await limited(sub, concurrency=1)
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slow(_request: HandlerRequest) -> HandlerResult:
@@ -95,15 +112,29 @@ async def test_no_more_run_at_once_than_the_limit_says(sub: Subscription) -> Non
     assert [it.message_id for it in other.requests] == [second]
 
 
-async def test_a_rate_lets_one_begin_and_promises_the_others_a_time(sub: Subscription) -> None:
+@BOTH
+async def test_a_rate_lets_one_begin_and_promises_the_others_a_time(sub: Subscription, limited: Any) -> None:
     ids = [await sub.received() for _ in range(3)]
-    await limit(sub, interval=HOUR)
+    await limited(sub, interval=HOUR)
     handler = Handler()
     assert await handle(sub, handler, ids[0]) is None
     assert [await handle(sub, handler, id) is not None for id in ids[1:]] == [True, True]
     assert [it.message_id for it in handler.requests] == ids[:1]
     assert [(await sub.row(id))["attempts"] for id in ids] == [1, 0, 0]
     assert await sub.inbox.overdue(sub.subscription, 10, at_once=True) == [], "no sweep brings them before"
+
+
+async def test_the_limit_of_an_operator_goes_before_the_configured_one(sub: Subscription) -> None:
+    ids = [await sub.received() for _ in range(3)]
+    await configured(sub, interval=HOUR)
+    controls = await limit(sub, interval=timedelta(microseconds=1))
+    handler = Handler()
+    for id in ids[:2]:
+        assert await handle(sub, handler, id) is None
+    await controls.limit(What.SUBSCRIPTION, SUBSCRIPTION, NO_LIMIT, None, ANN)
+    await handle(sub, handler, ids[2])
+    assert await handle(sub, handler, await sub.received()) is not None, "what is configured holds again"
+    assert [it.message_id for it in handler.requests][:2] == ids[:2]
 
 
 async def test_it_keeps_its_place_in_the_window(sub: Subscription) -> None:

@@ -72,7 +72,10 @@ class Limited(Lasting):
 
 
 class SubscriptionOut(BaseModel):
-    """A subscription, and its settings. ``state``: runs, limited or paused; until when, by whom, and why."""
+    """A subscription, and its settings. ``state``: runs, limited or paused; until when, by whom, and why.
+
+    ``limit``: an operator's; it goes before ``configured_limit``, of relay.toml.
+    """
 
     name: str
     state: str
@@ -89,6 +92,7 @@ class SubscriptionOut(BaseModel):
     order: str
     max_ack_pending: int
     max_attempts: int
+    configured_limit: str | None
 
 
 class ControlOut(BaseModel):
