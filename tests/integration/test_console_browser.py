@@ -376,6 +376,36 @@ def test_keys_go_through_a_list_and_ticks_stay_from_page_to_page(console: Consol
     assert console.complaints == []
 
 
+def test_a_view_is_kept_under_a_name_and_forgotten(console: Console, browser: Browser) -> None:
+    context = browser.new_context(base_url=console.base, viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    filtered = f"{LETTERS}?reason=timeout&status=open"
+    page.goto(filtered)
+    page.get_by_role("button", name="Keep this view…").click()
+    name = page.get_by_role("dialog", name="Keep this view").get_by_label("Name")
+    expect(name).to_be_focused()
+    name.fill("Timeouts <b>")
+    page.evaluate(AXE)
+    assert not page.evaluate("rules => axe.run(document, rules)", ALL)["violations"]
+    name.press("Enter")
+    kept = page.get_by_role("navigation", name="Pages").get_by_role("link", name="Timeouts <b>")
+    expect(kept).to_have_attribute("aria-current", "page")
+    page.goto("/")
+    kept.click()
+    page.wait_for_url(f"**{filtered}")
+    other = context.new_page()
+    other.goto("/")
+    page.get_by_role("button", name="Forget the view Timeouts <b>").click()
+    for it in (page, other):
+        expect(it.locator("nav .view")).to_have_count(0)
+    page.evaluate("localStorage.setItem('views', '{broken')")
+    page.goto(filtered)
+    page.get_by_role("button", name="Keep this view…").click()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    context.close()
+
+
 def test_times_are_of_here_with_utc_beside_and_a_phone_folds_the_filter(
     console: Console, browser: Browser
 ) -> None:

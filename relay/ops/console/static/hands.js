@@ -180,6 +180,59 @@
     }
   });
 
+  // --- views: pages with their filters that this browser keeps under a name ---
+  const VIEWS = 40;
+  const views = () => {
+    try {
+      const kept = JSON.parse(localStorage.getItem("views"));
+      return Array.isArray(kept) ? kept.filter((it) => typeof it?.name === "string" && /^\/(?!\/)/.test(it.path)) : [];
+    } catch {
+      return []; // another program has written there
+    }
+  };
+  const keepViews = (kept) => { localStorage.setItem("views", JSON.stringify(kept.slice(-VIEWS))); listViews(); };
+  const here = () => location.pathname + location.search;
+  const listViews = () => {
+    const group = document.getElementById("views");
+    if (!group) return;
+    for (const it of all("nav li.view")) it.remove();
+    const items = views().map(({ name, path }) => {
+      const link = made("a", { href: path, textContent: name });
+      if (path === here()) link.setAttribute("aria-current", "page");
+      const away = made("button", { type: "button", className: "small quiet", textContent: "×", title: `Forget the view ${name}` });
+      away.setAttribute("aria-label", away.title);
+      away.addEventListener("click", () => keepViews(views().filter((it) => it.name !== name)));
+      return made("li", { className: "view" }, link, away);
+    });
+    group.after(...items);
+  };
+  const nameView = () => {
+    const field = made("input", { required: true, maxLength: 60, autocomplete: "off", value: views().find((it) => it.path === here())?.name || "" });
+    const cancel = made("button", { type: "button", className: "quiet", textContent: "Cancel" });
+    const form = made(
+      "form", { className: "card" }, made("h1", { id: "asked", textContent: "Keep this view" }),
+      made("p", { textContent: "This page with its filters, for this browser. To share it, send its address." }),
+      made("label", {}, made("span", { textContent: "Name" }), field),
+      made("p", { className: "acts" }, made("button", { textContent: "Keep" }), cancel));
+    const box = made("dialog", { className: "asks" }, form);
+    box.setAttribute("aria-labelledby", "asked");
+    cancel.addEventListener("click", () => box.close());
+    box.addEventListener("close", () => box.remove());
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const name = field.value.trim();
+      if (!name) return;
+      keepViews([...views().filter((it) => it.name !== name && it.path !== here()), { name, path: here() }]);
+      box.close();
+    });
+    document.body.append(box);
+    box.showModal();
+    field.select();
+  };
+  document.getElementById("keep-view")?.addEventListener("click", nameView);
+  addEventListener("storage", (event) => { if (event.key === "views") listViews(); });
+  listViews();
+
   // --- times: how long ago, or of here; the other, and UTC, beside it when it is pointed at ---
   const modes = ["ago", "local"];
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
