@@ -89,4 +89,6 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 # Without its requirements: it asks for an older dramatiq, and works with ours.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps dramatiq-dashboard==0.4.0
+# Likewise: it asks for an older typer. The test of the API generates a client with it.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps openapi-python-client==0.29.1
 	@touch $@

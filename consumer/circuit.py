@@ -30,6 +30,21 @@ _RELEASED: Final = 1_000
 _RELEASES: Final = 10
 
 
+async def enqueue_waiting(
+    inbox: InboxAudit, subscription: str, enqueue: Callable[[Sequence[UUID]], Awaitable[None]]
+) -> None:
+    """Enqueue what may be handled again: a handler is back, or a pause is over.
+
+    Raises DatabaseUnreachable and QueueUnreachable.
+    """
+    for _ in range(_RELEASES):
+        ids = await inbox.overdue(subscription, _RELEASED, at_once=True)
+        if ids:
+            await enqueue(ids)
+        if len(ids) < _RELEASED:
+            return
+
+
 @dataclass(slots=True, kw_only=True)
 class KeepCircuit:
     """The circuit of one subscription. All methods raise DatabaseUnreachable.
@@ -67,8 +82,8 @@ class KeepCircuit:
         if self.single and not doubt.surely:
             return verdict
         if ruling.excused or (doubt.surely and ruling.after.is_open):
-            return Retry(timedelta(0), doubt.error, counts=False, waits=True)
-        return Retry(self.pause, doubt.error, counts=False) if doubt.surely else verdict
+            return Retry(timedelta(0), doubt.error, counts=False, waits=True, seconds=verdict.seconds)
+        return Retry(self.pause, doubt.error, counts=False, seconds=verdict.seconds) if doubt.surely else verdict
 
     async def _report(self, reports: Sequence[Reported]) -> Sequence[Ruling]:
         ruling = await self.circuits.report(self.subscription, reports, self.policy)
@@ -96,18 +111,13 @@ class KeepCircuit:
             return
         seconds = duration.total_seconds()
         self.facts(CircuitClosed(context=self.context, subscription=self.subscription, seconds=seconds))
-        for _ in range(_RELEASES):
-            ids = await self.inbox.overdue(self.subscription, _RELEASED, at_once=True)
-            if ids:
-                await self.enqueue(ids)
-            if len(ids) < _RELEASED:
-                return
+        await enqueue_waiting(self.inbox, self.subscription, self.enqueue)
 
     async def tend(self, circuit: OpenCircuit) -> None:
         """Send the next probe if it is time, or close the circuit if its probe was answered."""
         if circuit.probe == "answered" and circuit.probe_id is not None:
             await self._close(circuit.probe_id)
-        elif circuit.probe != "running" and circuit.now >= circuit.probe_at:
+        elif circuit.probe_at is not None and circuit.probe != "running" and circuit.now >= circuit.probe_at:
             keep = circuit.probe_id if circuit.probe == "waiting" else None
             probe = await self.circuits.choose_probe(
                 self.subscription, self.patience, keep=keep, ordered=self.ordered

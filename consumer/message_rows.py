@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -18,10 +19,13 @@ from consumer.key_order import NextOfKey
 from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.runtime import WorkerRuntime
+from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claim_many_command, claimed, ids_and_tokens
+from relay.adapters.postgres.limited_inbox import LimitedInbox
 from relay.adapters.postgres.pipeline import Command
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.domain import traceparent
+from relay.domain.controls import NO_LIMIT, UNCONTROLLED, Controls, Limit, What
 from relay.domain.envelopes import Envelope, Request, decode, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
@@ -29,9 +33,11 @@ from relay.domain.model import Away, HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, decide
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later, RetryPolicy
+from relay.domain.tasks import PutOff
 from relay.execution.calls import PreparedCall
 from relay.execution.prefetch import PrefetchOnLoop, Waiting
-from relay.execution.rows import Decided, Terms
+from relay.execution.rows import Decided, Terms, Unclaimed
+from relay.execution.tallies import Tally
 from relay.failpoints import reach
 from relay.ports import (
     ClaimedMessage,
@@ -42,6 +48,8 @@ from relay.ports import (
     JetStreamConsumer,
 )
 
+#: If a slot of a rate is free within this time, the message waits here: delays of a queue are too coarse.
+_SOON: Final = timedelta(milliseconds=500)
 _DONE: Final = (Verdict.PROCESSED, Verdict.ALREADY_PROCESSED)
 #: After this time a dead letter that could not be stored is tried again.
 _DEAD_LETTER_PAUSE: Final = timedelta(seconds=2)
@@ -55,7 +63,8 @@ class MessageConfig:
 
     ``acked``: the pull job has already acknowledged every message (``settle = "inbox"``).
     ``nak``: each failure is reported to JetStream (``on_failure = "nak"``). ``error_text``: whether to keep the
-    full text of answers and exceptions, which may show payload.
+    full text of answers and exceptions, which may show payload. ``limit``: what is configured; an operator's limit
+    goes before it.
     """
 
     context: str
@@ -65,6 +74,7 @@ class MessageConfig:
     acked: bool = False
     nak: bool = False
     error_text: bool = False
+    limit: Limit = NO_LIMIT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +84,8 @@ class MessageRows:
     ``ahead``: set if the loop claims messages before their turn. ``next_of_key``: set if the subscription is
     ordered. ``circuit``: set if an outage of its handler costs no attempts. ``window``: set if messages are
     acknowledged after their handler. ``lease``: a claim outlives a dead worker by at most this time; a live worker
-    renews it during a call.
+    renews it during a call. ``controls``: what operators have limited. With a limit, ``limited`` claims. A pause
+    needs nothing here: the statements that claim know of it. ``tally``: counts for the history.
     """
 
     config: MessageConfig
@@ -87,7 +98,11 @@ class MessageRows:
     circuit: KeepCircuit | None = None
     window: Window | None = None
     ahead: PrefetchOnLoop[UUID, ClaimedMessage] | None = None
+    tally: Tally = field(default_factory=Tally)
     lease: timedelta = LEASE
+    controls: KnownControls | None = None
+    limited: LimitedInbox | None = None
+    enqueue: Callable[[Sequence[UUID]], Awaitable[None]] | None = None
 
     after_claim = "after_message_claim"
 
@@ -109,11 +124,55 @@ class MessageRows:
         """
         return not self.ordered and self.max_attempts > 1
 
-    async def claim(self, message_id: UUID) -> ClaimedMessage | None:
+    def limit(self) -> Limit | None:
+        """The limit in force, maybe none; None if that is not known now. Safe in any thread."""
+        known = UNCONTROLLED if self.controls is None else self.controls.look()
+        return None if known is None else self._limit_of(known)
+
+    async def limit_now(self) -> Limit:
+        """The limit in force, maybe none. Raises DatabaseUnreachable."""
+        limit = self.limit()
+        if limit is None and self.controls is not None:
+            limit = self._limit_of(await self.controls.now())
+        return limit or NO_LIMIT
+
+    def _limit_of(self, controls: Controls) -> Limit:
+        return controls.limit(What.SUBSCRIPTION, self.config.subscription).over(self.config.limit)
+
+    async def claim(self, message_id: UUID) -> ClaimedMessage | Unclaimed[timedelta] | None:
         """See `SingleRows`."""
+        if (limit := self.limit()) is None:
+            limit = await self.limit_now()
+        if limit and self.limited is not None:
+            return await self._within(limit, message_id, self.limited)
         if self.ahead is not None:
             return await self.ahead.claim(message_id)
         return await self.inbox.claim(message_id, self.lease, self.max_attempts)
+
+    async def _within(
+        self, limit: Limit, message_id: UUID, limited: LimitedInbox
+    ) -> ClaimedMessage | Unclaimed[timedelta] | None:
+        """Claim a message if the limit lets it begin; wait here if its slot of the rate is near."""
+        while True:
+            found = await limited.claim(message_id, self.lease, self.max_attempts, limit)
+            if not isinstance(found, PutOff):
+                return found
+            if found.waits_for != "turn" or found.delay > _SOON:
+                return Unclaimed(Later.of(found.delay, f"waits for {found.waits_for}"))
+            await asyncio.sleep(found.delay.total_seconds())
+
+    async def _made_room(self, ended: int) -> None:
+        """So many have ended: if a limit keeps others waiting for that, try the next."""
+        limit = self.limit()
+        if self.limited is None or self.enqueue is None or (limit is not None and limit.concurrency is None):
+            return
+        with suppress(Outage):
+            limit = limit or await self.limit_now()
+            for _ in range(ended if limit.concurrency is not None else 0):
+                ids = await self.limited.next()
+                if not ids:
+                    return
+                await self.enqueue(ids)
 
     async def renew(self, claim: ClaimedMessage) -> bool:
         """See `SingleRows`."""
@@ -163,6 +222,7 @@ class MessageRows:
         about = {"context": config.context, "subscription": config.subscription}
         waited = _waited(claim)
         done = result.verdict in _DONE
+        self.tally.took(seconds)
         traced = _traced(claim, result)
         self.facts(HandlerAnswered(**about, seconds=seconds, traced=traced, waited=waited if done else None))
         reach("after_handler_before_mark")
@@ -171,7 +231,10 @@ class MessageRows:
         shown = result.in_full() if config.error_text else result
         age = timedelta(seconds=waited or 0.0)
         verdict = decide(shown, claim.attempts, config.policy, random.random(), age)  # noqa: S311
-        if self.circuit is None or result.away is Away.NO or isinstance(verdict, Ack):
+        if isinstance(verdict, Ack):
+            return verdict
+        verdict = replace(verdict, seconds=seconds)
+        if self.circuit is None or result.away is Away.NO:
             return verdict
         later = verdict.delay if isinstance(verdict, Retry) and result.delay and not result.counts else None
         return replace(verdict, doubt=Doubt(shown.detail, surely=result.away is Away.SURELY, later=later))
@@ -192,6 +255,7 @@ class MessageRows:
         await self._ack(claims)
         if self.circuit is not None:
             await self.circuit.answered(claims)
+        await self._made_room(len(claims))
 
     def _about(self, claim: ClaimedMessage) -> dict[str, Any]:
         return {
@@ -222,6 +286,8 @@ class MessageRows:
 
     async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
         """Do what follows from a recorded failure; returns after how long to try again."""
+        await self._made_room(1)
+        self.tally.failed += 1
         if isinstance(verdict, DeadLetter):
             return await self._route(claim, verdict)
         seconds = verdict.delay.total_seconds()
@@ -315,8 +381,9 @@ class FunctionRows(MessageRows):
             self._terms = Terms(self.handler.timeout, writes=self.handler.writes, prefetch=self.prefetches)
 
     def terms(self, _message_id: UUID) -> Terms | None:
-        """See `ThreadRows`, as for all that follow."""
-        return self._terms
+        """See `ThreadRows`, as for all that follow. With a limit the loop claims: it can wait for a slot."""
+        limit = self.limit()
+        return self._terms if limit is not None and not limit else None
 
     def _read(self, row: InboxRow) -> Request:
         """Return what a message says. A function gets no body."""

@@ -18,6 +18,7 @@ from relay.adapters.dramatiq.broker import RelayBroker
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.domain import traceparent
 from relay.domain.backpressure import InboxLimit
+from relay.domain.controls import Controls, What, uncontrolled
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen, PullsPaused, PullsResumed
@@ -38,7 +39,8 @@ class PullTimes:
     ``fetch``: how long JetStream holds a request for messages. ``insert_pause``: between two tries to insert a
     batch, in seconds. After ``insert_attempts`` tries the batch goes back to the stream, for ``nak_delay``.
     ``workers_busy``: the pause while the workers have enough to do, in seconds. ``rest``: after a count that found
-    the inbox full, the job rests for so many times as long as the count took.
+    the inbox full, the job rests for so many times as long as the count took. ``resting``: how often to look,
+    while the subscription is paused, whether it goes on, in seconds.
     """
 
     fetch: timedelta = timedelta(seconds=2)
@@ -47,6 +49,7 @@ class PullTimes:
     nak_delay: timedelta = timedelta(seconds=2)
     workers_busy: float = 0.1
     rest: float = 20.0
+    resting: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,8 @@ class PullConfig:
     ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). Then JetStream does
     not limit how much waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
     ``max_inbox``: the job ends while so many rows are unfinished, including those in back-off.
-    ``apart``: another subscription reads the same messages and has their ids as keys, so here keys are apart.
+    ``limited``: whether a limit is configured. ``apart``: another subscription reads the same messages and has
+    their ids as keys, so here keys are apart.
     """
 
     context: str
@@ -66,6 +70,7 @@ class PullConfig:
     ack_on_receipt: bool = False
     max_due: int = MAX_DUE
     max_inbox: int | None = None
+    limited: bool = False
     apart: bool = False
 
 
@@ -75,7 +80,8 @@ class PullMessages:
 
     The inbox row is committed before anything else happens to a message. A lost queue entry is harmless,
     because the sweep finds the row. ``order`` and ``numbers``: set if the subscription is ordered. ``window``: set
-    if messages are acknowledged after their handler.
+    if messages are acknowledged after their handler. ``controls``: what operators have paused; while that is this
+    subscription, the job stays and fetches nothing.
     """
 
     config: PullConfig
@@ -86,6 +92,7 @@ class PullMessages:
     order: OrderedInboxAdapter | None = None
     numbers: DeliveryNumbers | None = None
     window: Window | None = None
+    controls: Callable[[], Awaitable[Controls]] = uncontrolled
     times: PullTimes = PullTimes()
     _limit: InboxLimit | None = field(init=False, default=None)
     _rest_until: float = field(init=False, default=0.0)
@@ -110,7 +117,12 @@ class PullMessages:
             self._limit.room = 0  # another process may have pulled meanwhile
         try:
             while go_on() and not await self._is_paused():
-                if await self._is_full():
+                controls = await self.controls()
+                if controls.is_paused(What.SUBSCRIPTION, self.config.subscription):
+                    await asyncio.sleep(self.times.resting)
+                    continue
+                limited = self.config.limited or controls.limit(What.SUBSCRIPTION, self.config.subscription)
+                if await self._is_full(limited=bool(limited)):
                     await asyncio.sleep(self.times.workers_busy)
                     continue
                 if self.numbers is not None:
@@ -134,12 +146,15 @@ class PullMessages:
             self.window.came()
         return count
 
-    async def _is_full(self) -> bool:
-        """Return whether the workers have enough to do. Messages that wait for a retry do not count."""
+    async def _is_full(self, *, limited: bool) -> bool:
+        """Return whether the workers have enough to do.
+
+        Messages that wait for a retry do not count, unless a limit makes messages wait, too.
+        """
         if not self.config.ack_on_receipt:
             return False
         limit = self.config.max_due
-        return await self.inbox.due(self.config.subscription, limit) >= limit
+        return await self.inbox.due(self.config.subscription, limit, later=limited) >= limit
 
     async def _is_paused(self) -> bool:
         """Return whether the inbox is full. It is counted again when as many were pulled as there was room for."""

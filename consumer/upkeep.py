@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 from typing import Final
 
 from consumer import wiring
+from consumer.circuit import enqueue_waiting
 from consumer.routines import Routine, RoutineSlots, RunRoutines
 from relay import jobs
+from relay.adapters.postgres.replays import PostgresReplays
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.domain.facts import MessagesReEnqueued
 from relay.worker import application, broker
@@ -58,6 +61,8 @@ def routines_of(context: str, unfinished: Collection[str] | None) -> Iterator[Ro
     yield Routine("sweep_inbox", _RECOVER, partial(sweep_all, context, swept), quick)
     yield Routine("record_dead_letters", _RECOVER, partial(record_dead_letters, context), quick)
     yield Routine("compare_incidents", _COMPARE, partial(compare_incidents, context), quick)
+    if settings.subscriptions:
+        yield Routine("replay_messages", _RECOVER, partial(replay_messages, context, quick.sleep), quick)
     for name, subscription in settings.subscriptions.items():
         if (corrects := wiring.correct(context, name)) is not None:
             yield Routine(f"correct_dead_letters:{name}", _RECOVER, corrects.run, quick)
@@ -87,15 +92,40 @@ async def begin(context: str, unfinished: Collection[str] | None) -> RunRoutines
 async def tend_circuits(
     context: str, subscriptions: Iterable[str], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Look after the circuits of subscriptions whose handlers are away, until the next run of this."""
-    circuits = {name: it for name in subscriptions if (it := wiring.circuit(context, name)) is not None}
-    for _ in range(_LOOKS if circuits else 0):
-        found = [it for it in await wiring.circuits(context).open_ones() if it.subscription in circuits]
+    """Look after the circuits of subscriptions whose handlers are away, until the next run of this.
+
+    What has waited for the end of a pause goes on, too.
+    """
+    known = application.context(context).settings.subscriptions
+    names = [it for it in subscriptions if it in known]
+    for _ in range(_LOOKS if names else 0):
+        found = [it for it in await wiring.circuits(context).open_ones() if it.subscription in names]
         for each in found:
-            await circuits[each.subscription].tend(each)
+            if each.resumed:
+                await resume(context, each.subscription)
+            elif (circuit := wiring.circuit(context, each.subscription)) is not None:
+                await circuit.tend(each)
         if not found or application.stopping:
             return
         await sleep(_LOOK_S)
+
+
+async def replay_messages(context: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Carry on the replays that operators have asked for, each for a turn."""
+    settings = application.context(context).settings
+    replays = PostgresReplays(application.context(context).pool.connection)
+    for _ in settings.subscriptions:
+        if application.stopping or (found := await replays.take([*settings.subscriptions])) is None:
+            return
+        work = replace(wiring.replay(context, found.subscription), sleep=sleep)
+        await work.run(found, lambda: not application.stopping)
+
+
+async def resume(context: str, subscription: str) -> None:
+    """Enqueue what has waited for the end of a pause. It is noted only then: a crash repeats this."""
+    inbox, enqueue = application.inbox(context, subscription), wiring.enqueue(context, subscription)
+    await enqueue_waiting(inbox, subscription, enqueue)
+    await wiring.circuits(context).released(subscription)
 
 
 async def sweep_all(context: str, subscriptions: Iterable[str]) -> None:

@@ -19,22 +19,29 @@ from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, ahead_on_loop, waiting_messages
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
+from consumer.replay import Producer, ReplayIntoInbox
 from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.broker import delayed
 from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.http import HttpEventHandler
-from relay.adapters.jetstream.stream_reader import StreamReader
+from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamReader
+from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.circuits import PostgresCircuits
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.adapters.postgres.limited_inbox import LimitedInbox
+from relay.adapters.postgres.replays import PostgresReplays, PublishedEvents
+from relay.bootstrap import cold_store
+from relay.commands.coldrows import ColdRows, archived_subject
 from relay.credentials import http_access
 from relay.domain import outages
 from relay.domain.circuit import CircuitPolicy
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
+from relay.domain.history import Of
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.topology import advisory_consumer
-from relay.envelopes import reader
+from relay.envelopes import reader, writer
 from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
 from relay.execution.runners import GATHER_BUSY_S, GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
@@ -129,6 +136,7 @@ def _rows(context: str, subscription: str) -> MessageRows:
         acked=on_receipt(context, subscription),
         nak=gives_back(context, subscription),
         error_text=settings.error_detail == "text",
+        limit=settings.limit,
     )
     handler = _handler(context, subscription)
     kind: Any = FunctionRows if isinstance(handler, PythonEventHandler) else MessageRows
@@ -142,6 +150,12 @@ def _rows(context: str, subscription: str) -> MessageRows:
         next_of_key=_next_of_key(context, subscription),
         circuit=circuit(context, subscription),
         window=window(context, subscription),
+        controls=application.context(context).controls,
+        limited=LimitedInbox(
+            application.context(context).pool, application.inbox(context, subscription), subscription
+        ),
+        enqueue=enqueue(context, subscription),
+        tally=application.tallies.of(context, Of.SUBSCRIPTION)[subscription],
     )
     waiting = partial(waiting_messages, runtime, context, subscription)
     rows.ahead = ahead = ahead_on_loop(rows, application.inbox(context, subscription), waiting)
@@ -275,6 +289,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         batch_size=_batch_size(settings.max_ack_pending),
         ack_on_receipt=on_receipt(context, subscription),
         max_inbox=settings.max_inbox,
+        limited=bool(settings.limit),
         apart=application.settings.comes_later(context, subscription),
     )
     return PullMessages(
@@ -286,6 +301,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         order=application.order(context, subscription),
         numbers=numbers(context, subscription),
         window=window(context, subscription),
+        controls=application.context(context).controls.now,
     )
 
 
@@ -346,6 +362,42 @@ def recovery(context: str, subscription: str) -> Recovery:
         on_receipt=on_receipt(context, subscription),
         window=window(context, subscription),
     )
+
+
+def replay(context: str, subscription: str) -> ReplayIntoInbox:
+    """What puts old messages of a subscription into its inbox."""
+    spec = application.subscription(context, subscription).consumer_spec()
+    reads = StreamReader(
+        application.nats, stream=spec.stream, durable=spec.durable, filter_subject=spec.filter_subject
+    )
+    return ReplayIntoInbox(
+        stream=spec.stream,
+        filter_subject=spec.filter_subject,
+        envelope=_envelope(context, subscription),
+        replays=PostgresReplays(application.context(context).pool.connection),
+        reader=reads,
+        auditor=NatsStreamAuditor(application.nats),
+        inbox=application.inbox(context, subscription),
+        pull=pull(context, subscription),
+        producer=_producer(spec.stream),
+    )
+
+
+def _producer(stream: str) -> Producer | None:
+    """Where the events of a stream come from, if its context is among ours."""
+    for name, settings in application.settings.contexts.items():
+        if stream in {it.name for it in settings.event_streams}:
+            source, store = application.context(name).pool.connection, cold_store(settings.archive)
+            subject = partial(archived_subject, settings.routing)
+            cold = None if store is None else ColdRows(PostgresArchive(source, name), store, subject)
+            return Producer(
+                events=PublishedEvents(source),
+                routing=settings.routing,
+                envelope=writer(application.settings, name),
+                system_actor=settings.system_actor,
+                cold=cold,
+            )
+    return None
 
 
 @cache

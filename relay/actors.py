@@ -59,9 +59,13 @@ async def publish_shard(context: str, shard: int, *more: Any) -> None:
 
     async with long_running(jobs.PUBLISH.of(context, shard), token) as ours:
         if ours:
-            await application.context(context).publish.drain(
-                Shard(shard, count), go_on=lambda: bool(ours) and not application.stopping and fits()
-            )
+            publish = application.context(context).publish
+
+            def go_on() -> bool:
+                return bool(ours) and not application.stopping and fits()
+
+            await publish.resumed(go_on)
+            await publish.drain(Shard(shard, count), go_on=go_on)
 
 
 @actor(jobs.RECONCILE_STREAM, priority=5, max_retries=0)

@@ -26,7 +26,9 @@ from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.budget import Budgets
+from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.fitting import FIT_TIMES, FitConnections, FitTimes
+from relay.adapters.postgres.history import PostgresHistory
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ledger import PostgresLedger
@@ -54,11 +56,13 @@ from relay.domain.ordering import LANES
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
 from relay.envelopes import writer
+from relay.execution.tallies import Tallies
 from relay.jobs import Duty
 from relay.ports import ColdStore, JetStreamConsumer
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 
 if TYPE_CHECKING:
+    from relay.adapters.postgres.function_connections import FunctionConnections
     from relay.adapters.postgres.transactions import HandlerTransactions
 
 _log = logging.getLogger("relay")
@@ -79,8 +83,10 @@ class Context:
     record_incidents: RecordIncidents
     reconcile: ReconcileStream
     schedule: PostgresSchedule
+    history: PostgresHistory
     backlogs: PostgresBacklogReader
     movements: PostgresMovements
+    controls: KnownControls
 
 
 class Facts:
@@ -137,7 +143,10 @@ class Application:
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         self.on_quiesce: list[Callable[[], None]] = []
         self._consumers: dict[tuple[str, str], JetStreamConsumer] = {}
+        #: What this process counts for the histories; a worker starts it.
+        self.tallies = Tallies(lambda name: self.context(name).history)
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
+        self._lent: dict[tuple[str, str], FunctionConnections] = {}
 
     async def start(self) -> None:
         """Begin to connect. Returns at once, even if the servers do not answer."""
@@ -253,20 +262,25 @@ class Application:
     def transactions(self, context: str, purpose: str, limit: timedelta) -> HandlerTransactions:
         """The transactions of functions on a context's database. They are closed when the process stops.
 
-        ``purpose``: what PostgreSQL shows as the name of their sessions. Raises UnknownContext.
+        ``purpose``: what PostgreSQL shows as the name of their sessions. All functions of a purpose share their
+        connections. A process has few, and connections of its own for each would close those of others.
+        Raises UnknownContext.
         """
         from relay.adapters.postgres.transactions import HandlerTransactions  # noqa: PLC0415 - loads SQLAlchemy
 
         settings = self.context(context).settings
-        database = settings.pooler or settings.handler_database
+        database, shared = settings.pooler or settings.handler_database, self._lent.get((context, purpose))
         transactions = HandlerTransactions(
             database,
             limit=limit,
             application_name=f"jetrelay-{purpose}-{context}",
             budget=self.budgets.of(database),
             pooler=settings.pooler is not None,
+            connections=shared,
         )
-        self.on_stop.append(transactions.close)
+        if shared is None:
+            self._lent[context, purpose] = transactions.connections
+            self.on_stop.append(transactions.close)
         return transactions
 
     def archive(self, context: str) -> ArchiveRows | None:
@@ -306,6 +320,7 @@ class Application:
             system_actor=settings.system_actor,
             dead_head_blocks=settings.publish.dead_head == "block",
         )
+        controls = KnownControls(pool.connection)
         incidents = PostgresIncidents(pool.connection)
         record = RecordIncidents(name, incidents, self.facts)
         dead_letters = RouteToDeadLetter(
@@ -323,18 +338,20 @@ class Application:
             pool=pool,
             inbox=PostgresInboxAdapter(pool),
             wakeup=wakeup,
-            publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches),
+            publish=PublishOutboxEvents(config, outbox, publisher, self.facts, self._batches, controls.now),
             dead_letters=dead_letters,
             incidents=incidents,
             record_incidents=record,
             reconcile=ReconcileStream(name, PostgresLedger(pool), NatsStreamAuditor(self.nats), self.facts),
             schedule=PostgresSchedule(pool.connection),
+            history=PostgresHistory(pool.connection),
             backlogs=PostgresBacklogReader(pool.connection),
             movements=PostgresMovements(
                 pool.connection,
                 bound=self.settings.health.stalled_after,
                 dead_head_blocks=settings.publish.dead_head == "block",
             ),
+            controls=controls,
         )
 
 

@@ -252,9 +252,11 @@ _this = this_process("worker", uuid4().hex, settings.fleet)
 broker.broker_id = _this.id
 _heart = Heart(application.members, _describe)
 application.on_start.append(_heart.start)
+application.on_start.append(application.tallies.start)
 application.on_quiesce.append(_heart.tell)
 application.on_start.append(_listen)
 application.on_stop.append(_listen_no_more)
+application.on_stop.append(application.tallies.stop)
 application.on_stop.append(_heart.stop)
 if tracing is not None:
     application.on_stop.append(tracing.stop)

@@ -19,7 +19,7 @@ from relay.adapters.postgres.wakeup import TASKS
 from relay.bootstrap import Application, duties
 from relay.commands.reconcile import EVERY as RECONCILE_EVERY
 from relay.jobs import Duty
-from scheduler import alerts, brake
+from scheduler import alerts, brake, history
 from scheduler.polls import POLL_LIMITS, Hints, Pace, PollLimits, PublishTick, Sender
 from scheduler.samples import sample_backlogs, sample_lag
 
@@ -84,6 +84,9 @@ def _frequent(
     sender, conditions = alerts.sender_and_conditions(application, context)
     yield Tick(f"alerts:{context}", alerts.EVERY, sender.run)
     yield Tick(f"conditions:{context}", settings.alerts.check_every, conditions.tick)
+    parts = application.context(context)
+    records = history.HistoryTick(parts.history, parts.backlogs.levels, application.members.releases)
+    yield Tick(f"history:{context}", history.EVERY, records.tick, records.take_over)
     if application.settings.metrics.scheduler is not None:
         interval = application.settings.metrics.interval
         yield Tick(f"metrics:{context}", interval, partial(sample_backlogs, application, context))

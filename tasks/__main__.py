@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.budget import Budgets
+from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
@@ -121,11 +122,12 @@ async def _start(
         context.pooler or context.handler_database, limit=timedelta(minutes=1), **common
     )
     stack.push_async_callback(transactions.close)
-    tasks = PostgresTasks(pool)
+    tasks, controls = PostgresTasks(pool), KnownControls(pool.connection)
     alerts = alert_sender(context, PostgresAlerts(pool.connection), facts)
     worker = TaskWorker(
         context.name, tasks, facts, alerts.run, threads=threads, queues=options.queues, served=registry.queues
     )
+    worker.controls = controls.now
     rows = TaskRows(
         context=context.name,
         tasks=tasks,
@@ -135,6 +137,7 @@ async def _start(
         facts=facts,
         size=threads,
         error_text=context.error_detail == "text",
+        controls=controls,
     )
     completions = Completions(rows, asyncio.get_running_loop())
     stack.push_async_callback(completions.drain)

@@ -18,6 +18,7 @@ from relay.adapters.dramatiq.runtime import event_loop
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
 from relay.domain.errors import Outage
+from relay.domain.history import Of
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, ClaimedTask, TaskRef
 from relay.execution.calls import PreparedCall
 from relay.execution.runners import Completions, RunInThread, RunOnLoop, RunRow
@@ -122,8 +123,10 @@ def _rows(context: str) -> TaskRows:
         transactions=_transactions(context),
         wake=partial(_put, context),
         facts=application.facts,
+        tallies=application.tallies.of(context, Of.TASK),
         size=_MAX_CALLS,
         error_text=application.context(context).settings.error_detail == "text",
+        controls=application.context(context).controls,
     )
 
 
@@ -195,7 +198,13 @@ def _deliver(context: str) -> DeliverTasks:
         return free if free >= window / 2 else 0
 
     return DeliverTasks(
-        context, _tasks(context), capacity, partial(_put, context), application.facts, registry.queues
+        context,
+        _tasks(context),
+        capacity,
+        partial(_put, context),
+        application.facts,
+        registry.queues,
+        application.context(context).controls.now,
     )
 
 

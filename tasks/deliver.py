@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from relay.adapters.postgres.tasks import PostgresTasks
+from relay.domain.controls import Controls, What, uncontrolled
 from relay.domain.facts import FactSink, TasksDelivered
 from relay.domain.tasks import TaskRef
 from relay.failpoints import reach
@@ -34,7 +35,7 @@ class DeliverTasks:
     """Delivers tasks. Safe to repeat and to run several times at once: the table's locks decide.
 
     ``served``: the queues of the functions that this process knows. They come first in every round; the others
-    take turns.
+    take turns. ``controls``: what operators have paused; the tasks of such a queue stay in the table.
     """
 
     context: str
@@ -43,6 +44,7 @@ class DeliverTasks:
     put: Put
     facts: FactSink
     served: Callable[[], Collection[str]] = frozenset
+    controls: Callable[[], Awaitable[Controls]] = uncontrolled
     #: The last of the other queues that had its turn: among those with due tasks, and with lost ones.
     _last: dict[bool, str] = field(default_factory=dict)
 
@@ -58,8 +60,8 @@ class DeliverTasks:
 
     async def once(self, queues: Sequence[str]) -> int:
         """Deliver one batch to each of ``queues`` whose turn it is; returns how many tasks were delivered."""
-        count = 0
-        for queue in self._turn(queues):
+        count, controls = 0, await self.controls()
+        for queue in self._turn([it for it in queues if not controls.is_paused(What.TASK_QUEUE, it)]):
             capacity = await self.capacity(queue)
             if capacity > 0:
                 count += await self._fill(queue, min(capacity, _BATCH_TASKS))

@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from relay.adapters.postgres.tasks import TaskLimits
+from relay.domain.controls import LONGEST_OF_KEY
 from relay.domain.disclosure import validation
 from relay.domain.errors import InvalidHandler, InvalidPayload
 from relay.domain.identity import Id
@@ -91,7 +92,7 @@ class TaskHandler:
         return text, self._concurrency_key(value)
 
     def _concurrency_key(self, value: Any) -> str | None:
-        if self.limits.concurrency is None:
+        if self.limits.concurrency is None and not self.limits.per_key:
             return None
         if self.key is None:
             return self.type
@@ -186,6 +187,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
     backoff: tuple[str, str] = ("1s", "60s"),
     time_limit: str = "5m",
     rate_limit: str | None = None,
+    rate_per_key: bool = False,
     concurrency: int | None = None,
     concurrency_key: Key | None = None,
     retry: RetryFunction | None = None,
@@ -195,12 +197,15 @@ def task(  # noqa: PLR0913 - each option is one keyword
 
     ``priority``: 0 first, 100 last. ``backoff``: the wait after the first failure, which doubles, and the longest.
     ``time_limit``: for one attempt. ``rate_limit``: ``"100/1m"``, starts of this type, evenly spaced over all
-    workers. ``concurrency``: how many may run at once, of the type or of each ``concurrency_key`` (a field of the
-    payload, or a function of it). ``retry``: says instead of ``backoff``, for each exception, when to try again;
-    see `RetryFunction`. Raises InvalidTask and InvalidHandler.
+    workers; with ``rate_per_key``, of each key. ``concurrency``: how many may run at once, of the type or of each
+    ``concurrency_key`` (a field of the payload, or a function of it). ``retry``: says instead of ``backoff``, for
+    each exception, when to try again; see `RetryFunction`. Raises InvalidTask and InvalidHandler.
     """
-    if concurrency_key is not None and concurrency is None:
+    if concurrency_key is not None and concurrency is None and not rate_per_key:
         raise InvalidTask("needs a limit", field="concurrency_key", hint="concurrency=1")
+    interval = None if rate_limit is None else _interval(rate_limit)
+    if rate_per_key and (interval is None or interval > LONGEST_OF_KEY):
+        raise InvalidTask("needs a rate of at least 1/1d", field="rate_per_key", hint='rate_limit="10/1m"')
     if max_retries < 0 or (concurrency is not None and concurrency < 1):
         name = "max_retries" if max_retries < 0 else "concurrency"
         raise InvalidTask("is too small", field=name)
@@ -211,7 +216,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
         "priority": check_priority(priority),
         "policy": RetryPolicy(max_attempts=max_retries + 1, backoff=_backoff(*backoff)),
         "time_limit": _duration(time_limit, "time_limit"),
-        "limits": TaskLimits(concurrency, None if rate_limit is None else _interval(rate_limit)),
+        "limits": TaskLimits(concurrency, interval, rate_per_key),
         "key": concurrency_key,
     }
 

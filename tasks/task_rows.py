@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from pydantic import ValidationError
 
+from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.tasks import (
     PostgresTasks,
+    TaskLimits,
     claim_command,
     fail_command,
     give_back_command,
@@ -23,6 +25,7 @@ from relay.adapters.postgres.tasks import (
 )
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
+from relay.domain.controls import UNCONTROLLED, Limit, What, put_off
 from relay.domain.disclosure import validation
 from relay.domain.errors import Outage
 from relay.domain.facts import (
@@ -40,11 +43,12 @@ from relay.domain.model import HandlerResult, Verdict
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide, unanswered
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later
-from relay.domain.tasks import BackgroundTask, ClaimedTask, PutOff, TaskRef
+from relay.domain.tasks import DEFAULT_QUEUE, BackgroundTask, ClaimedTask, PutOff, TaskRef
 from relay.domain.traceparent import TRACEPARENT, call_span, next_hop, trace_id
 from relay.execution.calls import Calls, Function, PreparedCall, answered
 from relay.execution.rows import Decided, Terms, Unclaimed
 from relay.execution.signatures import Inject
+from relay.execution.tallies import ByName
 from relay.failpoints import reach
 from tasks.corrections import TIME_LIMIT, FailedTask
 from tasks.registry import TaskContext, TaskHandler, TaskRegistry
@@ -77,7 +81,8 @@ class TaskRows:
 
     ``size``: how many of a queue run at once on the event loop. ``error_text``: whether to keep the full text of
     exceptions, which may show payload. ``lease``: a claim outlives a dead worker by at most this time; a live
-    worker renews it during a call. ``correction_limit``: how long a correction may take.
+    worker renews it during a call. ``correction_limit``: how long a correction may take. ``controls``: what
+    operators have paused and limited. ``tallies``: count for the history.
     """
 
     context: str
@@ -90,6 +95,8 @@ class TaskRows:
     error_text: bool = False
     lease: timedelta = LEASE
     correction_limit: timedelta = TIME_LIMIT
+    controls: KnownControls | None = None
+    tallies: ByName = field(default_factory=ByName)
     _calls: dict[str, Calls] = field(init=False, default_factory=dict)
     _corrections: Calls = field(init=False, default_factory=lambda: Calls(_MAX_CORRECTIONS))
 
@@ -98,23 +105,38 @@ class TaskRows:
     # --- on the event loop ---
 
     async def claim(self, key: TaskKey) -> ClaimedTask | Unclaimed[timedelta] | None:
-        """Claim a task, unless its type is unknown or a limit does not let it start."""
+        """Claim a task, unless its type is unknown or paused, or a limit does not let it start."""
         handler = self.registry.find(key.type)
+        controls = UNCONTROLLED if self.controls is None else self.controls.look() or await self.controls.now()
+        queue = DEFAULT_QUEUE if handler is None else handler.queue
+        if (pause := controls.task(key.type, queue)) is not None:
+            # No job is left behind: whoever resumes it, or the sweep after the end, brings it back.
+            await self.tasks.put_off(key.id, PutOff(put_off(pause), "resume"))
+            return None
         if handler is None:
             await self.tasks.put_off(key.id, _UNHANDLED)
             self.facts(TaskUnhandled(context=self.context, task_id=key.id, task_type=key.type))
             return Unclaimed(Later.of(_UNHANDLED.delay, f"waits for {_UNHANDLED.waits_for}"))
-        started = await self._start(key.id, handler)
+        started = await self._start(key.id, handler, controls.limit(What.TASK_TYPE, key.type))
         if not isinstance(started, PutOff):
             return started
         about: dict[str, Any] = {"context": self.context, "task_id": key.id, "task_type": key.type}
         self.facts(TaskPutOff(**about, waits_for=started.waits_for, delay_seconds=started.delay.total_seconds()))
         return Unclaimed(Later.of(started.delay, f"waits for {started.waits_for}"))
 
-    async def _start(self, id: UUID, handler: TaskHandler) -> ClaimedTask | PutOff | None:
-        """Claim the task; wait here if its slot of the rate limit is near."""
+    async def _start(self, id: UUID, handler: TaskHandler, limit: Limit) -> ClaimedTask | PutOff | None:
+        """Claim the task; wait here if its slot of the rate limit is near. ``limit``: of an operator."""
+        own = handler.limits
+        limits = own
+        if limit:
+            limits = TaskLimits(
+                own.concurrency if limit.concurrency is None else limit.concurrency,
+                own.interval if limit.interval is None else limit.interval,
+                own.per_key if limit.interval is None else limit.per_key,
+                limit.until,
+            )
         while True:
-            started = await self.tasks.claim(id, handler.type, self.lease, handler.limits)
+            started = await self.tasks.claim(id, handler.type, self.lease, limits)
             if not isinstance(started, PutOff) or started.waits_for != "turn" or started.delay > _SOON:
                 return started
             await asyncio.sleep(started.delay.total_seconds())
@@ -149,12 +171,14 @@ class TaskRows:
 
     def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
         """Report the answer, and apply the type's policy to it."""
+        self.tallies[claim.type].took(seconds)
         traced = _traced(claim, self._handler(claim), result)
         self.facts(TaskAnswered(context=self.context, task_type=claim.type, seconds=seconds, traced=traced))
         reach("after_task_answer")
         shown = result.in_full() if self.error_text else result
         age = datetime.now(UTC) - claim.due_at
-        return decide(shown, claim.attempts, self._handler(claim).policy, random.random(), age)  # noqa: S311
+        verdict = decide(shown, claim.attempts, self._handler(claim).policy, random.random(), age)  # noqa: S311
+        return verdict if isinstance(verdict, Ack) else replace(verdict, seconds=seconds)
 
     async def mark(self, claims: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """Mark tasks as completed."""
@@ -169,9 +193,10 @@ class TaskRows:
 
     async def conclude(self, claim: ClaimedTask, verdict: Retry | DeadLetter) -> timedelta | None:
         """Record a failure."""
+        self.tallies[claim.type].failed += 1
         try:
             if isinstance(verdict, DeadLetter):
-                if await self._fail(claim, verdict.reason):
+                if await self._fail(claim, verdict):
                     self.facts(TaskFailed(**self._about(claim), error=verdict.reason))
                 return None
             if not await self.tasks.record_error(claim, verdict):
@@ -182,22 +207,22 @@ class TaskRows:
         finally:
             await self._next(claim)
 
-    async def _fail(self, claim: ClaimedTask, reason: str) -> bool:
+    async def _fail(self, claim: ClaimedTask, verdict: DeadLetter) -> bool:
         """End a task as failed, in the transaction of its correction if it has one. False: the claim was lost."""
         correction = self.registry.corrections.get(claim.type)
         if correction is None:
-            return await self.tasks.fail(claim, reason)
+            return await self.tasks.fail(claim, verdict)
         limit = self.correction_limit
         if not await self.tasks.renew(claim, limit + self.lease):
             return False
-        name, parameters = fail_command(claim, reason)
+        name, parameters = fail_command(claim, verdict)
         settlement = Settlement(name, dict(parameters), limit)
-        call = correcting(claim, correction, reason, settlement, self.transactions)
+        call = correcting(claim, correction, verdict.reason, settlement, self.transactions)
         result = await answered(self._corrections.run(call), limit.total_seconds())
         if result.settled:
             return True
         failed = result.verdict not in (Verdict.PROCESSED, Verdict.ALREADY_PROCESSED)
-        return await self.tasks.fail(claim, reason, (result.detail or "it failed") if failed else None)
+        return await self.tasks.fail(claim, verdict, (result.detail or "it failed") if failed else None)
 
     async def _next(self, claim: ClaimedTask) -> None:
         """Deliver the next task of the key. If this fails, that task tries again by itself."""
@@ -212,6 +237,11 @@ class TaskRows:
         handler = self.registry.find(key.type)
         if handler is None or not in_thread(handler):
             return None
+        if self.controls is not None:
+            # The loop claims what is paused or limited at run time, and whatever comes while that is not known.
+            known = self.controls.look()
+            if known is None or known.task(key.type, handler.queue) or known.limit(What.TASK_TYPE, key.type):
+                return None
         return Terms(
             handler.time_limit.total_seconds(),
             writes=handler.function.signature.in_transaction,

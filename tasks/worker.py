@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.concurrency import is_cancelled
+from relay.domain.controls import Controls, What, uncontrolled
 from relay.domain.errors import Outage
 from relay.domain.facts import FactSink, OutageSeen
 from relay.domain.tasks import ClaimedTask, TaskRef
@@ -63,6 +64,8 @@ class TaskWorker:
         self._queues = queues
         self._poll = poll
         self._deliver = DeliverTasks(context, tasks, self._capacity, self.put, facts, served)
+        #: What operators have paused: the tasks of such a queue stay in the table.
+        self.controls: Callable[[], Awaitable[Controls]] = uncontrolled
         self._running: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._stop = asyncio.Event()
@@ -121,6 +124,8 @@ class TaskWorker:
 
     async def _capacity(self, queue: str) -> int:
         if self._queues is not None and queue not in self._queues:
+            return 0
+        if (await self.controls()).is_paused(What.TASK_QUEUE, queue):
             return 0
         return self._threads - self._begun[queue]
 

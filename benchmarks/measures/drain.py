@@ -16,6 +16,8 @@ from benchmarks.reference.wire import Wire
 from benchmarks.stage import Stage
 from benchmarks.turns import Case, take_turns
 from benchmarks.workload import TEXT, wire_messages
+from relay.adapters.postgres.pool import connected
+from relay.adapters.postgres.search_indexes import arrange
 
 _UNIT: Final = "events/s"
 
@@ -31,6 +33,7 @@ def run(stage: Stage) -> Iterator[Row]:
         "one worker, 200 keys": partial(fleet, stage, 1, events, 200),
         "two workers, 200 keys": partial(fleet, stage, 2, events, 200),
         "two workers, 10 hot keys": partial(fleet, stage, 2, events, 10),
+        "two workers, a field is searched": partial(_searched, stage, events),
     }
     runs = take_turns(stage, "drain", _UNIT, cases)
     by_hand = Reference("(b) ceiling", runs["ceiling"])
@@ -46,6 +49,9 @@ def run(stage: Stage) -> Iterator[Row]:
     yield one(reference=by_hand, at_least=0.45)
     hot = partial(Row, measure="the same, 2 workers, 10 hot keys", unit=_UNIT)
     yield hot(runs=runs["two workers, 10 hot keys"], reference=by_hand, at_least=0.3)
+    searched = partial(Row, measure="the same, 2 workers, a field is found by an index", unit=_UNIT)
+    without = Reference("without the index", runs["two workers, 200 keys"])
+    yield searched(runs=runs["two workers, a field is searched"], reference=without, at_least=0.95)
 
 
 def fleet(stage: Stage, workers: int, count: int, keys: int, text: str = TEXT) -> float:
@@ -56,6 +62,21 @@ def fleet(stage: Stage, workers: int, count: int, keys: int, text: str = TEXT) -
     asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, 1, 1))
     asyncio.run(backlog.clear(url, stage.nats_url))
     return asyncio.run(backlog.drain_by_fleet(url, stage.nats_url, count, keys, text))
+
+
+def _searched(stage: Stage, count: int) -> float:
+    """Events per second of two workers, while an index has a field of each payload."""
+    url = stage.fleet(PUBLISHING, workers=2).url("bench")
+    asyncio.run(_index(url, {"made": ["n"]}))
+    try:
+        return fleet(stage, 2, count, 200)
+    finally:
+        asyncio.run(_index(url, {}))
+
+
+async def _index(url: str, fields: dict[str, list[str]]) -> None:
+    async with connected(url, "benchmarks") as source:
+        await arrange(source, fields)
 
 
 def _reference(stage: Stage, loop: backlog.Loop, count: int) -> float:

@@ -109,19 +109,19 @@ def commanded(stage: Stage, _target: str) -> Iterator[None]:
     yield
 
 
-def run(stage: Stage, words: Sequence[str]) -> str:
-    """Run a command of relay on the servers, past the links; says how it ended."""
+def run(stage: Stage, words: Sequence[str], seconds: float = _SECONDS) -> str:
+    """Run a command of relay on the servers, past the links, for so long at most; says how it ended."""
     try:
         done = subprocess.run(  # noqa: S603 - our own program
             [*_RELAY, *words],
             env=dict(stage.rig.environment),
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"no end within {_SECONDS:.0f} s"
+        return f"no end within {seconds:.0f} s"
     if done.returncode == 0:
         return "done"
     last = (done.stderr.strip().splitlines() or ["failed"])[-1][:80]

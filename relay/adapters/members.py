@@ -12,7 +12,8 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -158,6 +159,13 @@ class Members:
             with suppress(TypeError, ValueError, KeyError):
                 seen.append(Seen(member=read_member(json.loads(text)), silent_seconds=max(0, silent_ms) / 1000))
         return sorted(seen, key=lambda it: (it.member.host, it.member.kind, it.member.pid))
+
+    async def releases(self) -> Mapping[str, int]:
+        """How many workers run each release; empty while Redis does not answer, or if no worker is there."""
+        with suppress(QueueUnreachable):
+            working = [it.member for it in await self.all() if it.state is not State.LOST]
+            return Counter(it.version for it in working if it.kind == "worker" and it.version)
+        return {}
 
     async def gone(self) -> Sequence[Member]:
         """The members whose processes ran on this host and ended without saying so. Raises QueueUnreachable."""

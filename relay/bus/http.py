@@ -25,6 +25,7 @@ from starlette.responses import Response
 from relay.bus.errors import InvalidCommand, InvalidQuery, NothingFound, QueryFailed
 from relay.bus.result import Failed, Nothing, Ok, Some
 from relay.domain.archive import ArchiveBusy, ArchiveConflict, ArchiveOff
+from relay.domain.controls import UnknownControl
 from relay.domain.errors import (
     AlreadyProcessed,
     DomainError,
@@ -34,21 +35,28 @@ from relay.domain.errors import (
     InvalidRequest,
     NotParked,
     NotPublishable,
+    NotReopenable,
     NotReplayable,
     NotRequeueable,
     NotRetryable,
+    NotStoppable,
+    NotStopped,
+    NotUndoable,
     Outage,
     OutboxFull,
     RelayError,
+    SelectionUsed,
     TooMany,
     UnknownContext,
     UnknownIncident,
     UnknownMessage,
     UnknownQueue,
+    UnknownSelection,
     UnreadableMessage,
     WriteConflict,
 )
 from relay.domain.life import UnknownId
+from relay.domain.replays import ReplayRunning, UnknownReplay
 from relay.domain.schedule import InvalidSchedule, NotPausable, UnknownJob
 from relay.domain.tasks import InvalidTask, NotCancellable, UnknownTask
 
@@ -56,11 +64,12 @@ _log = logging.getLogger("relay")
 
 _STATUSES: Final[tuple[tuple[int, tuple[type[RelayError], ...]], ...]] = (
     (404, (NothingFound, UnknownContext, UnknownId, UnknownIncident, UnknownJob, UnknownMessage, UnknownTask)),
-    (404, (ArchiveOff, UnknownQueue)),
+    (404, (ArchiveOff, UnknownQueue, UnknownReplay, UnknownControl, UnknownSelection)),
     (422, (DomainError, InvalidCommand, InvalidQuery, InvalidRequest, InvalidEvent, InvalidTask, InvalidSchedule)),
     (409, (AlreadyProcessed, DuplicateMessage, IncidentClosed, TooMany, UnreadableMessage, WriteConflict)),
     (409, (NotParked, NotPublishable, NotReplayable, NotRequeueable, NotCancellable, NotRetryable)),
-    (409, (ArchiveBusy, ArchiveConflict, NotPausable)),
+    (409, (NotStoppable, NotStopped, ReplayRunning)),
+    (409, (ArchiveBusy, ArchiveConflict, NotPausable, NotReopenable, NotUndoable, SelectionUsed)),
     (503, (Outage, OutboxFull)),
     (502, (QueryFailed,)),
 )

@@ -22,12 +22,59 @@ from relay.domain.errors import MissingExtraError, RelayError
 #: order of the help. The chaos commands are in another package, which only a checkout has.
 _CHAOS: Final = "chaos"
 _COMMANDS: Final = (
-    *("init", "demo", "dev", _CHAOS, "health", "doctor", "explain", "config", "backlog", "reconcile", "ops"),
+    *("init", "demo", "dev", _CHAOS, "health", "doctor", "alarms", "explain", "find", "config", "backlog"),
+    *("reconcile", "top", "ops"),
 )
 _GROUPS: Final = (
-    *("db", "streams", "fleet", "handler", "dlq", "outbox", "inbox", "parked", "schedule", "tasks", "queues"),
+    *(
+        "db",
+        "streams",
+        "fleet",
+        "handler",
+        "dlq",
+        "outbox",
+        "inbox",
+        "parked",
+        "schedule",
+        "tasks",
+        "subscriptions",
+        "controls",
+        "queues",
+    ),
     *("archive", "audit", "schema"),
 )
+#: Under which heading the help has a part.
+_PANELS: Final = {
+    "Begin": ("init", "demo", "dev", _CHAOS, "handler", "schema", "config", "version"),
+    "What is going on": (
+        "health",
+        "doctor",
+        "alarms",
+        "top",
+        "backlog",
+        "explain",
+        "find",
+        "fleet",
+        "audit",
+        "ops",
+    ),
+    "Events, messages, tasks": (
+        "outbox",
+        "inbox",
+        "dlq",
+        "parked",
+        "tasks",
+        "schedule",
+        "subscriptions",
+        "controls",
+        "queues",
+    ),
+    "Databases, streams, archives": ("db", "streams", "reconcile", "archive"),
+}
+_PANEL_OF: Final = {
+    **dict.fromkeys((*_COMMANDS, *_GROUPS), "What is going on"),
+    **{name: panel for panel, names in _PANELS.items() for name in names},
+}
 #: Errors of writing to a file or pipe that the shell has opened. We expect no other error without a path.
 _OUTPUT_FAILS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE}
 
@@ -47,10 +94,10 @@ def create_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
             continue
         module = import_module("chaos.command" if name == _CHAOS else f"relay.cli.{name}")
         if name in _GROUPS:
-            app.add_typer(module.app, name=name)
+            app.add_typer(module.app, name=name, rich_help_panel=_PANEL_OF[name])
         else:
-            app.command(name)(getattr(module, name))
-    app.command("version")(print_version)
+            app.command(name, rich_help_panel=_PANEL_OF[name])(getattr(module, name))
+    app.command("version", rich_help_panel=_PANEL_OF["version"])(print_version)
     return app
 
 

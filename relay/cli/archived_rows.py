@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -26,6 +26,7 @@ from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import InvalidRequest, TooMany
 from relay.ops.archive import (
     ArchiveHandlers,
+    BindArchived,
     CountArchived,
     ReplayArchived,
     RestoreArchived,
@@ -35,6 +36,7 @@ from relay.ops.archive import (
 from relay.ops.kinds import ARCHIVED, Action
 from relay.settings import ContextSettings, load_settings
 
+Answer = TypeVar("Answer")
 _SELECTING: Final[Options] = {
     "ids": (Annotated[list[str] | None, typer.Argument(help="The rows, by their ids.")], None),
     **filter_options(ARCHIVED),
@@ -68,6 +70,7 @@ def _act(action: Action, kind: ArchiveKind, options: dict[str, Any]) -> None:
     wanted, by = _filter(kind, options), operator(options["actor"], options["note"])
     found = one_context(options["context"], lambda found: found.archive.place is not None)
     context, limit = found.name, options["limit"]
+    wanted = asyncio.run(_run(found, "found", BindArchived(context=context, kind=kind, wanted=wanted)))
     count = asyncio.run(_run(found, "found", CountArchived(context=context, kind=kind, wanted=wanted)))
     if count and action is _REPLAY:
         for warning in forgetful(load_settings(), context):
@@ -86,7 +89,7 @@ def _act(action: Action, kind: ArchiveKind, options: dict[str, Any]) -> None:
         print(f"{context}: {count} {kind} rows {'would be ' if options['dry_run'] else ''}{action.past}")
 
 
-async def _run(context: ContextSettings, what: str, question: Query[int] | Command[int]) -> int:
+async def _run(context: ContextSettings, what: str, question: Query[Answer] | Command[Answer]) -> Answer:
     """Count, or act, and show how many batches were read."""
     with bar(what, "batches") as progress:
         handlers = ArchiveHandlers({context.name: context}, connecting, progress=progress)

@@ -12,6 +12,7 @@ import typer
 from relay.adapters.postgres import grants, microdao, migrations
 from relay.adapters.postgres.pool import Source
 from relay.adapters.postgres.revisions import MigrationStatus
+from relay.adapters.postgres.search_indexes import IndexChanges, arrange
 from relay.adapters.postgres.sequences import mend_sequences
 from relay.cli.options import ContextOption, JsonOption, ask, print_json, visiting, visiting_contexts
 from relay.cli.progress import bar
@@ -65,6 +66,23 @@ def repair(context: ContextOption = None, as_json: JsonOption = False) -> None:
 
 async def _mend(source: Source) -> Sequence[str]:
     return await mend_sequences("", source, lambda _: None)
+
+
+@app.command("index")
+def make_indexes(context: ContextOption = None, as_json: JsonOption = False) -> None:
+    """Make the indexes for the fields that `search` lists, and drop those of others. Writers go on meanwhile."""
+    with visiting_contexts(context, _index) as answers:
+        if as_json:
+            answers.print_json({"context": name, **asdict(changes)} for name, changes in answers.items())
+            return
+        for name, changes in answers.items():
+            parts = [f"made {', '.join(changes.made)}"] if changes.made else []
+            parts += [f"dropped {', '.join(changes.dropped)}"] if changes.dropped else []
+            print(f"{name}: {'; '.join(parts) or 'up to date'}")
+
+
+def _index(context: ContextSettings) -> IndexChanges:
+    return ask(context.database, lambda source: arrange(source, context.search))
 
 
 @app.command("sql")

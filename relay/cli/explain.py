@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -16,8 +17,10 @@ from rich.tree import Tree
 from relay.bus import Some
 from relay.cli.options import print_json
 from relay.cli.progress import bar
+from relay.domain.durations import duration
 from relay.domain.identity import check_id
 from relay.domain.life import Life, Step, StepKind, UnknownId
+from relay.domain.time_axis import Axis, SpanKind
 from relay.ops.queries import Explain, queries
 from relay.settings import load_settings
 
@@ -33,6 +36,16 @@ _STYLES: Final = {
     "completed": "green",
     "finished": "green",
 }
+
+
+#: What a bar of the time axis is drawn with.
+_MARKS: Final = {
+    SpanKind.WAITING: "░",
+    SpanKind.WORKING: "█",
+    SpanKind.BACK_OFF: "·",
+    SpanKind.UNKNOWN: "▒",
+}
+_BAR: Final = 40
 
 
 def explain(
@@ -63,27 +76,53 @@ def explain(
 
 def _draw(life: Life) -> None:
     console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+    axis = Axis.over(list(_times(life.steps)))
     for step in life.steps:
-        tree = Tree(_label(step))
-        _grow(tree, step)
+        tree = Tree(_label(step, axis))
+        _grow(tree, step, axis)
         console.print(tree)
+    if axis is not None:
+        told = ", ".join(f"{mark} {kind}" for kind, mark in _MARKS.items())
+        console.print(f"|{_clock(axis.begin)} and the {duration(axis.seconds)} after it: {told}", style="dim")
     if life.cut:
         console.print("There is more. To see it, ask for an id further down.")
 
 
-def _grow(tree: Tree, step: Step) -> None:
+def _times(steps: Sequence[Step]) -> Iterator[datetime]:
+    for step in steps:
+        for span in step.spans:
+            yield span.begin
+            yield span.end
+        yield from _times(step.children)
+
+
+def _grow(tree: Tree, step: Step, axis: Axis | None) -> None:
     for child in step.children:
-        _grow(tree.add(_label(child)), child)
+        _grow(tree.add(_label(child, axis)), child, axis)
 
 
-def _label(step: Step) -> Text:
-    """A step in two lines: what it is and how it ended; its id and when. Then its error and its trace, if any."""
+def _bar(step: Step, axis: Axis) -> str:
+    """The spans of a step on the time axis, and how long each kind was in all."""
+    cells = [" "] * _BAR
+    totals: dict[SpanKind, float] = {}
+    for drawn in axis.bars(step.spans):
+        begin = min(int(drawn.left * _BAR), _BAR - 1)
+        for place in range(begin, max(begin + 1, min(_BAR, round((drawn.left + drawn.width) * _BAR)))):
+            cells[place] = _MARKS[drawn.kind]
+        totals[drawn.kind] = totals.get(drawn.kind, 0.0) + drawn.seconds
+    told = ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in totals.items())
+    return f"|{''.join(cells)}| {told}"
+
+
+def _label(step: Step, axis: Axis | None) -> Text:
+    """A step in two lines: what it is and how it ended; its id and when. Then times, error and trace, if any."""
     label = Text(f"{step.kind} {step.name}", style="bold")
     if step.kind is StepKind.PUBLICATION:
         label = Text(f"stored as {step.id}", style="bold")
     plain = Text(style="not bold").append("  ").append(_ended(step), style=_STYLES.get(step.state, ""))
     label.append_text(plain)
-    lines = [_when(step), *([f"error: {step.error}"] if step.error else []), *_more(step)]
+    timed = [_bar(step, axis)] if axis is not None and step.spans else []
+    lines = [_when(step), *timed, *([f"error: {step.error}"] if step.error else []), *_more(step)]
     for line in lines:
         label.append(f"\n{line}", style="not bold")
     return label
@@ -115,11 +154,3 @@ def _more(step: Step) -> list[str]:
 
 def _clock(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%F %T.") + f"{at.microsecond // 1000:03d}Z"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: ``12 ms``, ``3.4 s``, ``5 min``, ``2.5 h``, ``12 d``."""
-    for limit, size, unit in ((1, 0.001, "ms"), (120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
-        if seconds < limit:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86_400:.3g} d"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
 from relay.cli.options import JsonOption, Options, print_json, with_options
-from relay.cli.tables import print_table
+from relay.cli.tables import View, print_rows, print_text
+from relay.domain.durations import duration
 from relay.domain.members import Member, Seen, State, Usage
+from relay.domain.running import FleetNow, RunningRow
 
 app = typer.Typer(help="Worker processes that follow the load: run, status.", invoke_without_command=True)
 
@@ -48,8 +51,6 @@ _RULES: Final[Options] = {
     ),
     "pause_s": (Annotated[float, typer.Option("--pause", help="The fewest seconds between two changes.")], 15.0),
 }
-#: How many characters of a host's name are shown.
-_HOST_COLUMNS: Final = 20
 _DRAIN = "The seconds that a worker has to finish. Then it is killed."
 
 
@@ -85,62 +86,103 @@ def fleet(
 
 @app.command()
 def status(as_json: JsonOption = False) -> None:
-    """List the members of all hosts: workers and supervisors, and what they do."""
-    seen = asyncio.run(_members())
+    """List the members of all hosts: workers and supervisors, what each runs now, and who leads each context.
+
+    What runs is red if it has had more time than its handler may take.
+    """
+    fleet = asyncio.run(_fleet())
     if as_json:
-        print_json([_plain(it) for it in seen])
-    elif seen:
-        _print(seen)
+        print_json([_plain(it, fleet) for it in fleet.members])
+        return
+    if fleet.members:
+        _print(fleet)
     else:
         print("no heartbeat of a worker or supervisor for ten minutes")
+    for context, why in fleet.unread.items():
+        print_text(f"what runs in {context} is not known: {why}")
+    for context, leader in fleet.leaders.items():
+        print_text(f"{context}: led by {leader}" if leader else f"{context}: no scheduler leads")
 
 
-async def _members() -> Sequence[Seen]:
+async def _fleet() -> FleetNow:
     from relay.bus import QueryBus
+    from relay.cli.options import query_context
+    from relay.ops.fleet import read_fleet
+    from relay.ops.requests import ReadRunning, RunsNow
     from relay.ops.servers import ListMembers, answer_for_servers
     from relay.settings import load_settings
 
-    return (await answer_for_servers(QueryBus(), load_settings()).ask_async(ListMembers())).unwrap()
+    settings = load_settings()
+
+    async def ask(context: str) -> RunsNow:
+        return await query_context(settings.contexts[context], ReadRunning(context=context))
+
+    members = (await answer_for_servers(QueryBus(), settings).ask_async(ListMembers())).unwrap()
+    return await read_fleet(members, settings.contexts, ask)
 
 
-def _plain(seen: Seen) -> Mapping[str, Any]:
+def _plain(seen: Seen, fleet: FleetNow) -> Mapping[str, Any]:
     found = asdict(seen.member) | {"state": seen.state.value, "silent_seconds": seen.silent_seconds}
+    found["running"] = [asdict(it) for it in fleet.running.get(seen.member.id, ())]
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _print(seen: Sequence[Seen]) -> None:
-    print_table(("host", "pid", "kind", "state", "up", "busy", "does"), [_row(it) for it in seen])
-    for crew, member in ((it.member.crew, it.member) for it in seen):
+_VIEW: Final = View(
+    columns={it: it for it in ("host", "pid", "kind", "state", "release", "up", "busy", "does")}, lead=4
+)
+_RUNS: Final = View(columns={it: it for it in ("pid", "for", "kind", "id", "context", "attempt", "what")}, lead=4)
+
+
+def _print(fleet: FleetNow) -> None:
+    now = datetime.now(UTC)
+    print_rows(_VIEW, [_row(it) for it in fleet.members])
+    for crew, member in ((it.member.crew, it.member) for it in fleet.members):
         if crew is not None and crew.why:
-            print(f"{_short(member.host)} {member.pid}: {' '.join(crew.why.split())}")
-    releases = sorted({it.member.version for it in seen if it.member.version})
-    print(f"release {', '.join(releases)}" if releases else "")
+            print_text(f"{member.host} {member.pid}: {' '.join(crew.why.split())}")
+    pids = {it.member.id: str(it.member.pid) for it in fleet.members}
+    held = [(pids[id], it) for id, rows in fleet.running.items() for it in rows]
+    if rows := [_runs(pid, it, now) for pid, it in [*held, *(("elsewhere", it) for it in fleet.others)]]:
+        print("\nruns now:")
+        print_rows(_RUNS, rows)
+    if len(fleet.releases) > 1:
+        told = ", ".join(f"{name} in {count}" for name, count in sorted(fleet.releases.items()))
+        print_text(f"{len(fleet.releases)} releases run side by side: {told}")
+    else:
+        print(f"release {', '.join(fleet.releases)}" if fleet.releases else "")
 
 
-def _row(seen: Seen) -> tuple[object, ...]:
+def _row(seen: Seen) -> dict[str, object]:
     member = seen.member
-    silent = f" {_time(seen.silent_seconds)}" if seen.state is State.LOST else ""
+    silent = f" {duration(seen.silent_seconds)}" if seen.state is State.LOST else ""
     busy = f"{member.usage.busy}/{member.usage.threads}" if member.usage else ""
     if member.crew is not None:
         busy = f"{member.crew.running}/{member.crew.wanted}"
-    state, up = f"{seen.state.value}{silent}", _time(member.up_seconds)
-    return _short(member.host), member.pid, member.kind, state, up, busy, _does(member)
+    return {
+        "host": member.host,
+        "pid": member.pid,
+        "kind": member.kind,
+        "state": f"{seen.state.value}{silent}",
+        "release": member.version,
+        "up": duration(round(member.up_seconds)),
+        "busy": busy,
+        "does": _does(member),
+    }
 
 
-def _short(host: str) -> str:
-    """A host's name, short enough for 80 columns. It keeps the end, because names of pods differ there."""
-    return host if len(host) <= _HOST_COLUMNS else f"{host[:6]}…{host[7 - _HOST_COLUMNS :]}"
-
-
-def _time(seconds: float) -> str:
-    """Seconds in the two largest units that they have."""
-    left = int(seconds)
-    parts: list[str] = []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or parts or unit == "s":
-            parts.append(f"{count}{unit}")
-    return "".join(parts[:2])
+def _runs(pid: str, it: RunningRow, now: datetime) -> dict[str, object]:
+    seconds = it.seconds(now)
+    took = "" if seconds is None else duration(round(seconds) or seconds)
+    late = f" > {duration(it.limit)}" if it.too_long(now) else ""
+    what = it.name if it.part in (None, it.name) else f"{it.name} of {it.part}"
+    return {
+        "pid": pid,
+        "for": took + late,
+        "kind": it.kind,
+        "id": it.id,
+        "context": it.context,
+        "attempt": it.attempts if it.attempts > 1 else "",
+        "what": what,
+    }
 
 
 def _does(member: Member) -> str:

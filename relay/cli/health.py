@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from relay.cli.tables import print_hanging
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, Severity
 from relay.ops.queries import Diagnose, queries
 from relay.settings import Settings, load_settings
 
-#: How many findings the one line of a server has.
-_MAX_TOLD = 3
+#: How many findings of a server its line in JSON has.
+_MAX_TOLD: Final = 3
 
 ForOption = Annotated[
     ProcessKind | None,
@@ -54,11 +55,11 @@ def _print(found: Diagnosis) -> None:
         place = f"{it.server:<{width}} {it.milliseconds:>6.0f} ms"
         if it.healthy:
             notes = _told(it, Severity.UNKNOWN)
-            print(f"ok   {place}  {'; '.join([it.detail, *notes])}")
+            print_hanging("ok", f"{place}  {'; '.join([it.detail, *notes])}")
         for text in _told(it, Severity.ERROR):
-            print(f"DOWN {place}  {text}")
+            print_hanging("DOWN", f"{place}  {text}")
         for text in _told(it, Severity.WARNING):
-            print(f"warn {it.server:<{width}}            {text}")
+            print_hanging("warn", f"{it.server:<{width}}            {text}")
 
 
 def _as_json(it: Examined) -> dict[str, Any]:

@@ -214,9 +214,14 @@ def report(context: str, action: str, outcome: Outcome, *, as_json: bool) -> Non
     """Print the result for each id. Status 1 if one was refused."""
     if as_json:
         refused = [{"id": id, "code": error.code, "message": error.message} for id, error in outcome.refused]
-        print_json({"context": context, "action": action, "done": outcome.done, "refused": refused})
+        told = {"deed": outcome.deed, "left": outcome.left, "gone": outcome.gone}
+        print_json({"context": context, "action": action, "done": outcome.done, "refused": refused, **told})
     else:
         print(f"{context}: {action} {len(outcome.done)}")
+        if outcome.left:
+            print(f"{outcome.left} that fitted besides were left: they came after the count")
+        if outcome.gone:
+            print(f"{outcome.gone} of those that were counted did not fit any more")
     for id, error in outcome.refused:
         print_failure(id, error)
     if outcome.refused:

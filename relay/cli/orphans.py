@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from rich.console import Console
@@ -72,12 +72,15 @@ def run(context: str | None, options: Mapping[str, Any], *, as_json: bool) -> No
         _show(context, look, as_json=as_json)
         return
     decision = OrphanDecision.ADOPT if options["adopt"] else OrphanDecision.REPORT
-    if not options["dry_run"]:
-        what = "written into the outbox" if options["adopt"] else "reported to the consumers"
-        question = f"All events that the streams have and the outbox has not will be {what}. Go on?"
-        confirm(question, 2, yes=options["yes"])
     by = operator(options["actor"], options["note"])
-    _decide(context, look, decision, by, dry_run=options["dry_run"], as_json=as_json)
+    counted = None
+    if not (options["dry_run"] or options["yes"]):
+        found, _ = _carry_out(context, look, decision, by, dry_run=True)
+        what = "written into the outbox" if options["adopt"] else "reported to the consumers"
+        many = sum(it.done for it in found)
+        confirm(f"{many} events that the outbox does not know will be {what}. Go on?", many, yes=False)
+        counted = {(it.context, it.stream): it.last for it in found}
+    _decide(context, look, decision, by, counted, dry_run=options["dry_run"], as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +117,20 @@ def _show(context: str | None, look: Look, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _decide(
-    context: str | None, look: Look, decision: OrphanDecision, by: Operator, *, dry_run: bool, as_json: bool
-) -> None:
-    """Adopt or report all orphans. Status 1 if some stay, or if a context cannot be read."""
+#: The place of the last event that was counted, by context and stream.
+Places: TypeAlias = Mapping[tuple[str, str], int]
+
+
+def _carry_out(
+    context: str | None,
+    look: Look,
+    decision: OrphanDecision,
+    by: Operator,
+    counted: Places | None = None,
+    *,
+    dry_run: bool,
+) -> tuple[list[DecidedOrphans], dict[str, RelayError]]:
+    """Adopt or report orphans, only those that were ``counted``; also returns the contexts that cannot be read."""
     found: list[DecidedOrphans] = []
 
     async def one(application: Application, name: str) -> None:
@@ -125,9 +138,24 @@ def _decide(
         for stream in await application.orphans(name).streams():
             if look.stream in (None, stream):
                 act = deciding.adopt if decision is OrphanDecision.ADOPT else deciding.report
-                found.append(await act(stream, by, dry_run=dry_run, after=look.after))
+                until = None if counted is None else counted.get((name, stream), 0)
+                found.append(await act(stream, by, dry_run=dry_run, after=look.after, until=until))
 
-    failed = _each(context, look, one)
+    return found, _each(context, look, one)
+
+
+def _decide(
+    context: str | None,
+    look: Look,
+    decision: OrphanDecision,
+    by: Operator,
+    counted: Places | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Adopt or report orphans. Status 1 if some stay, or if a context cannot be read."""
+    found, failed = _carry_out(context, look, decision, by, counted, dry_run=dry_run)
     if as_json:
         reports = [_decided(one) for one in found]
         print_json({"decision": decision, "dry_run": dry_run, "streams": reports, **_errors(failed)})

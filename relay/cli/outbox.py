@@ -1,4 +1,4 @@
-"""`relay outbox`: look at events, retry failed ones, replay published ones. The relay then publishes them."""
+"""`relay outbox`: look at events, retry failed ones, replay published ones, discard unpublished ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import typer
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Source, query
 from relay.adapters.postgres.row_operations import audit
+from relay.cli.controls import add_controls
 from relay.cli.options import ACTING, Options, ask, operator, print_json, with_options
 from relay.cli.progress import bar
 from relay.cli.rows import After, RowCommands, group_of
+from relay.domain.controls import What
 from relay.domain.errors import NotPublishable
 from relay.domain.operators import Operator, Outcome
 from relay.domain.policies import Published
@@ -56,6 +58,19 @@ def _wait(context: ContextSettings, outcome: Outcome) -> None:
 
 
 app: Final = group_of(EVENTS, _WAIT, _after)
+_TYPE: Final[Options] = {
+    "type": (
+        Annotated[str | None, typer.Option("--type", help="A type of events; all publishing if not given.")],
+        None,
+    ),
+}
+
+
+def _subject(options: dict[str, Any]) -> tuple[What, str]:
+    return (What.PUBLISHING, "") if options["type"] is None else (What.EVENT_TYPE, options["type"])
+
+
+add_controls(app, _TYPE, _subject, ("pause", "resume"), lambda _: True)
 
 
 @app.command("publish")

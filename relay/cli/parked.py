@@ -75,8 +75,9 @@ def _listed(found: ContextSettings) -> Sequence[Row]:
     return _first(found, TYPED)
 
 
-def _first(found: ContextSettings, most: int) -> Sequence[Row]:
-    return asyncio.run(query_context(found, ListParked(context=found.name, limit=most + 1)))
+def _first(found: ContextSettings, most: int, subscription: str | None = None) -> Sequence[Row]:
+    query = ListParked(context=found.name, subscription=subscription, limit=most + 1)
+    return asyncio.run(query_context(found, query))
 
 
 @app.command(_ACTION.name, help=_ACTION.about)
@@ -85,13 +86,13 @@ def _release(*, options: dict[str, Any]) -> None:
     check_selection(options, ["everything"])
     found = one_context(options["context"], lambda found: bool(found.subscriptions))
     by = operator(options["actor"], options["note"])
-    keys, subscription = options["ids"] or None, options["subscription"]
-    count = len(keys) if keys else len(_first(found, options["limit"]))
-    if count > options["limit"]:
-        raise TooMany(
-            f"{count} or more keys and the limit is {options['limit']}", hint="name keys or raise --limit"
-        )
-    confirm(f"{count} keys of {found.name} will be {_ACTION.past}. Go on?", count, yes=options["yes"])
-    command = ReleaseKeys(context=found.name, keys=keys, subscription=subscription, by=by)
+    keys, subscription, limit = options["ids"] or None, options["subscription"], options["limit"]
+    counted = None if keys else [f"{it['subscription']}/{it['key']}" for it in _first(found, limit, subscription)]
+    count = len(keys or counted or ())
+    if count > limit:
+        raise TooMany(f"{count} or more keys and the limit is {limit}", hint="name keys or raise --limit")
+    of = f"{found.name}{f', subscription {subscription},' if subscription else ''}"
+    confirm(f"{count} keys of {of} will be {_ACTION.past}. Go on?", count, yes=options["yes"])
+    command = ReleaseKeys(context=found.name, keys=keys, subscription=subscription, counted=counted, by=by)
     outcome = asyncio.run(run_command(found, command))
     report(found.name, _ACTION.past, outcome, as_json=options["as_json"])

@@ -42,13 +42,14 @@ from relay.cli.options import (
     with_options,
 )
 from relay.cli.tables import View, print_fields, print_rows
+from relay.domain.durations import duration
 from relay.domain.errors import InvalidRequest, RelayError
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.domain.operators import Outcome
 from relay.domain.reasons import CODES, FAMILIES
 from relay.ops.kinds import Action, Filter, Kind, Listing
-from relay.ops.kinds.model import either
+from relay.ops.kinds.model import Order, either
 from relay.ops.requests import ActOnRows, FindRows, GetRow, ReadPayload
 from relay.settings import ContextSettings, load_settings
 
@@ -57,7 +58,8 @@ After: TypeAlias = Callable[[ContextSettings, Outcome], object]
 MakeAfter: TypeAlias = Callable[[dict[str, Any]], After | None]
 #: Options of each list.
 LISTING: Final[Options] = {
-    "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="How many to show, the newest first.")], 50),
+    "limit": (Annotated[int, typer.Option(min=1, max=10_000, help="How many to show, the first in order.")], 50),
+    "order": (Annotated[Order, typer.Option(help="Whether the newest come first, or the oldest.")], Order.NEWEST),
     "context": (ContextOption, None),
     "as_json": (JsonOption, False),
     "columns": (ColumnsOption, None),
@@ -66,14 +68,24 @@ LISTING: Final[Options] = {
 _MAX_NAMES: Final = 8
 
 
+def _at_once(_: dict[str, Any]) -> None:
+    """Nothing follows an action."""
+
+
 def group_of(kind: Kind, more: Options | None = None, after: MakeAfter = lambda _: None) -> typer.Typer:
-    """Return the commands of a kind. ``more``: options of its actions; ``after`` makes a call from them."""
+    """Return the commands of a kind.
+
+    ``more``: options of actions that workers carry out; ``after`` makes a call from them.
+    """
     rows = RowCommands(kind)
     app = typer.Typer(help=kind.help, no_args_is_help=True)
     app.command("list")(_list(rows))
     app.command("show")(_show(rows))
     for action in kind.actions:
-        app.command(action.name)(_act(rows, action, more or {}, after))
+        waits = action.reported and more
+        app.command(action.name)(
+            _act(rows, action, more or {}, after) if waits else _act(rows, action, {}, _at_once)
+        )
     return app
 
 
@@ -162,11 +174,14 @@ class RowCommands:
         """Print what each context's database finds. Status 1 if one does not answer."""
         view = self.view.choose(options["columns"], self.more)
         wanted, limit = self.wanted(options, states), options["limit"]
+        oldest = options["order"] is Order.OLDEST
         everything = self.kind.wanted({}, self.kind.states)
 
         async def look(context: ContextSettings) -> tuple[Page[Row], int]:
             find = {"kind": self.kind.path, "context": context.name}
-            page: Page[Row] = await query_context(context, FindRows(**find, wanted=wanted, limit=limit))
+            page: Page[Row] = await query_context(
+                context, FindRows(**find, wanted=wanted, limit=limit, oldest=oldest)
+            )
             if page.items:
                 return page, 0
             others: Page[Row] = await query_context(
@@ -389,14 +404,40 @@ def _body(kind: Kind, fields: dict[str, Any], *, as_json: bool) -> dict[str, Any
     return body | ({"payload_cut": "the rest: --payload-to FILE"} if cut else {})
 
 
+_ATTEMPTS: Final = View(
+    columns={
+        "no": "number",
+        "outcome": "outcome",
+        "began": "began",
+        "took": "took",
+        "worker": "worker",
+        "release": "release",
+        "error": "error",
+    },
+    lead=3,
+)
+
+
+def _attempt(it: dict[str, Any]) -> dict[str, Any]:
+    """An attempt as a line. What a lost one would have told is not known."""
+    took = "" if it["seconds"] is None else duration(it["seconds"])
+    lost = "no answer: its worker died or was cut off" if it["outcome"] == "lost" else ""
+    number = f"{it['number']} of requeue {it['round']}" if it["round"] else it["number"]
+    error = " ".join([it["error"] or lost, *(f"from {line}" for line in it["stack"])]).strip()
+    return it | {"number": number, "took": took, "began": it["began"] or it["ended"], "error": error}
+
+
 def _print_one(fields: dict[str, Any], payload: dict[str, Any], *, as_json: bool) -> None:
     """Print one row, its ``history`` (who did what to it), and last its payload, if asked for."""
-    history = fields.pop("history")
+    history, attempts = fields.pop("history"), fields.pop("attempt_log", [])
     if as_json:
-        print_json({**fields, "history": history, **payload})
+        print_json({**fields, "attempt_log": attempts, "history": history, **payload})
         return
     entries = [f"{entry['at']:%F %T} {entry['actor']} {entry['action']}" for entry in history]
     print_fields({**fields, **({"history": "; ".join(entries)} if entries else {}), **payload})
+    if attempts:
+        print("\nattempts, the last first:")
+        print_rows(_ATTEMPTS, [_attempt(it) for it in reversed(attempts)])
 
 
 def _act(rows: RowCommands, action: Action, more: Options, after: MakeAfter) -> Callable[..., None]:

@@ -25,18 +25,33 @@ from relay.cli.options import (
     visiting_contexts,
 )
 from relay.cli.rows import view_of
-from relay.cli.tables import View, print_rows
+from relay.cli.tables import View, print_rows, print_text
 from relay.domain.disclosure import stack_of
+from relay.domain.durations import duration
 from relay.domain.operators import Operator
-from relay.domain.schedule import JobView, RunState, Schedule
+from relay.domain.schedule import JobView, RunState, Schedule, how_it_went, pause_refusal
 from relay.ops.kinds import JOBS
-from relay.ops.requests import TYPED, PauseJob, ReadSchedule, ResumeJob, RunJob
+from relay.ops.requests import TYPED, PauseJob, ReadRuns, ReadSchedule, ResumeJob, RunJob
 
-app = typer.Typer(help="Scheduled jobs: list, run, pause, resume.", no_args_is_help=True)
+app = typer.Typer(help="Scheduled jobs: list, runs, run, pause, resume.", no_args_is_help=True)
 
 _LOOK_INTERVAL_S: Final = 0.2
 _OPEN: Final = frozenset({RunState.WAITING, RunState.STARTED})
-_VIEW: Final = view_of(JOBS, lead=3)
+_VIEW: Final = view_of(JOBS, lead=5)
+_RUNS: Final = View(
+    columns={
+        "state": "state",
+        "due": "scheduled_for",
+        "took": "took",
+        "life": "correlation_id",
+        "began": "started_at",
+        "attempts": "attempts",
+        "worker": "who",
+        "error": "error",
+    },
+    lead=4,
+)
+Name = Annotated[str, typer.Argument(help="A job, by its name in `list`.")]
 
 
 @app.command("list", help=f"{JOBS.listing} Status 1 if a database does not answer.")
@@ -45,6 +60,7 @@ def _list(
     as_json: JsonOption = False,
     columns: ColumnsOption = None,
     wide: WideOption = False,
+    duties: Annotated[bool, typer.Option("--duties", help="Show the duties of the relay, too.")] = False,
 ) -> None:
     view = _VIEW.choose(columns)
     with visiting_contexts(
@@ -55,18 +71,54 @@ def _list(
         if as_json:
             found.print_json({"context": name, **asdict(schedule)} for name, schedule in found.items())
             return
-        _print(found, view, wide=wide)
+        _print(found, view, wide=wide, duties=duties)
         if found.failed:
             print(found.unread())
 
 
-def _print(found: dict[str, Schedule], view: View, *, wide: bool) -> None:
-    rows = [{"context": name, **_row(job)} for name, schedule in found.items() for job in schedule.jobs]
-    if rows:
-        print_rows(view, rows, wide=wide)
+def _print(found: dict[str, Schedule], view: View, *, wide: bool, duties: bool) -> None:
+    """Print cron jobs, and of the relay's own duties those that failed at last."""
+    jobs = [(name, job) for name, schedule in found.items() for job in schedule.jobs]
+    shown = [(name, job) for name, job in jobs if duties or job.error or not _is_duty(job)]
+    if shown:
+        print_rows(view, [{"context": name, **_row(job)} for name, job in shown], wide=wide)
+    if hidden := len(jobs) - len(shown):
+        print(f"{hidden} duties of the relay go well: --duties shows them")
     for name, schedule in found.items():
         leader = f"led by {schedule.leader}" if schedule.leader else "no scheduler leads"
-        print(f"{name}: {leader}" if schedule.jobs else f"{name}: {leader}; no scheduler has listed its jobs yet")
+        more = "" if schedule.jobs else "; no scheduler has listed its jobs yet"
+        print_text(f"{name}: {leader}{more}")
+
+
+def _is_duty(job: JobView) -> bool:
+    return pause_refusal(job.schedule) is not None
+
+
+@app.command("runs")
+def _runs(
+    name: Name,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many to show, the newest first.")] = 20,
+    context: OneContextOption = None,
+    as_json: JsonOption = False,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
+) -> None:
+    """List the last runs of a cron job. `relay explain ID` shows the life of one."""
+    view = _RUNS.choose(columns)
+    chosen = one_context(context, lambda _: True)
+    found = asyncio.run(query_context(chosen, ReadRuns(context=chosen.name, name=name, limit=limit)))
+    rows = [{**asdict(it), "seconds": it.seconds} for it in found]
+    if as_json:
+        print_json([{"context": chosen.name, **row} for row in rows])
+    elif rows:
+        print_rows(view, [{**row, "took": _took(row["seconds"])} for row in rows], wide=wide)
+    else:
+        print(f"{chosen.name}: {name} has no runs on record")
+
+
+def _took(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
 
 
 def _row(job: JobView) -> dict[str, object]:
@@ -79,7 +131,6 @@ def _row(job: JobView) -> dict[str, object]:
     }
 
 
-Name = Annotated[str, typer.Argument(help="A job, by its name in `list`.")]
 Note = Annotated[str | None, typer.Option("--note", help="The reason; it is kept with the action.")]
 Actor = Annotated[str | None, typer.Option("--actor", help="Who acts; the user of this shell if not given.")]
 
@@ -152,15 +203,12 @@ async def _wait(schedule: PostgresSchedule, name: str, requested_at: datetime, w
 
 async def _ended(schedule: PostgresSchedule, name: str, requested_at: datetime) -> tuple[bool, str] | None:
     """Whether the run went well, and its outcome. None while it has not ended."""
-    outcome = await schedule.outcome(name, requested_at)
-    if outcome is not None:
-        state, error = outcome
-        return (
-            None
-            if state in _OPEN
-            else (state is not RunState.FAILED, f"{state.value}: {error}" if error else state.value)
-        )
+    run = await schedule.answering(name, requested_at)
     job = next((job for job in (await schedule.schedule()).jobs if job.name == name), None)
-    if job is None or job.requested_at is not None or job.last_run_at is None or job.last_run_at < requested_at:
+    went = None if job is None else how_it_went(job, run, requested_at)
+    if went is None or went[0] in _OPEN:
         return None
-    return job.error is None, f"failed: {job.error}" if job.error else "ran"
+    state, error = went
+    word = "ran" if run is None and state is RunState.FINISHED else state.value
+    life = "" if run is None else f"; its life: relay explain {run.correlation_id}"
+    return state is not RunState.FAILED, f"{word}{f': {error}' if error else ''}{life}"

@@ -14,16 +14,22 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
 
 from relay.domain.disclosure import clean
+from relay.domain.durations import ago
 from relay.domain.errors import InvalidRequest
+from relay.domain.tones import tone
 
 #: From this width on, in characters, rows are a table even if some columns must be left out.
 TABLE_WIDTH: Final = 120
 #: The last column is wrapped to the room that is left, but not to less than this.
 _LEAST_TEXT: Final = 24
 _GAP: Final = "  "
-_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
+#: The columns whose values are states, and the codes of terminals for tones.
+_STATES: Final = frozenset({"status", "state", "outcome"})
+_HANGING: Final = 5
+_COLOURS: Final = {"good": 32, "busy": 34, "warn": 33, "bad": 31}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,23 @@ def width_of_output() -> int | None:
 
 def print_rows(view: View, rows: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
     """Print rows to fit the terminal. ``wide``, or no terminal: all columns, one line for each row."""
-    print("\n".join(lines(view, rows, None if wide else width_of_output(), datetime.now(UTC))))
+    width = None if wide else width_of_output()
+    print("\n".join(lines(view, rows, width, datetime.now(UTC), paint=has_colours())))
+
+
+def print_text(text: str) -> None:
+    """Print a sentence, in lines that fit the terminal. A word is broken only if no line can hold it."""
+    print("\n".join(_wrapped(clean(text), width_of_output())))
+
+
+def print_hanging(state: str, text: str) -> None:
+    """Print a state, and a text beside it whose further lines are indented. No word is broken that fits a line."""
+    width = width_of_output()
+    first, *rest = [text] if width is None else _wrapped(text, width - _HANGING)
+    shown = f"{state:<{_HANGING - 1}} "
+    print((painted(shown) if has_colours() else shown) + first)
+    for line in rest:
+        print(" " * _HANGING + line)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -84,20 +106,37 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     print_rows(view, [dict(zip(headings, row, strict=True)) for row in rows])
 
 
-def lines(view: View, rows: Sequence[Mapping[str, Any]], width: int | None, now: datetime) -> list[str]:
-    """Return the lines for a terminal of ``width`` characters, or of any width for None."""
+def has_colours() -> bool:
+    """Whether the output is a terminal that shows colours, and NO_COLOR does not forbid them."""
+    console = Console()
+    return console.is_terminal and console.color_system is not None and not console.no_color
+
+
+def painted(text: str) -> str:
+    """Return the word of a state in the colour of its tone."""
+    code = _COLOURS.get(tone(text.strip().partition(" ")[0].rstrip(";")))
+    return text if code is None or not text.strip() else f"\x1b[{code}m{text}\x1b[0m"
+
+
+def lines(
+    view: View, rows: Sequence[Mapping[str, Any]], width: int | None, now: datetime, *, paint: bool = False
+) -> list[str]:
+    """Return the lines for a terminal of ``width`` characters, or of any width for None.
+
+    ``paint``: states have colours.
+    """
     cells = [{name: cell(row.get(field), now) for name, field in view.columns.items()} for row in rows]
     if width is None:
-        return _table([*view.columns], cells, None)
+        return _table([*view.columns], cells, None, paint=paint)
     names = [*view.columns] if _fits([*view.columns], cells, width) else []
     if not names and not view.chosen and width >= TABLE_WIDTH:
         names = _fitting(view, cells, width)
     if not names:
-        return _records(view, cells, width)
+        return _records(view, cells, width, paint=paint)
     if left_out := [key(name) for name in view.columns if name not in names and _holds(name, cells)]:
         note = f"no room for {', '.join(left_out)}: --wide, or --columns NAME,…"
-        return [*_table(names, cells, width), *textwrap.wrap(note, width)]
-    return _table(names, cells, width)
+        return [*_table(names, cells, width, paint=paint), *textwrap.wrap(note, width)]
+    return _table(names, cells, width, paint=paint)
 
 
 def _fitting(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list[str]:
@@ -128,19 +167,25 @@ def _width(name: str, cells: Sequence[Mapping[str, str]]) -> int:
     return max(cell_len(name), *(cell_len(row[name]) for row in cells)) if cells else cell_len(name)
 
 
-def _table(names: Sequence[str], cells: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
+def _table(
+    names: Sequence[str], cells: Sequence[Mapping[str, str]], width: int | None, *, paint: bool = False
+) -> list[str]:
     *whole, last = names
+    colours = _STATES & {*whole} if paint else frozenset[str]()
     widths = {name: _width(name, cells) for name in whole}
     begin = sum(widths.values()) + len(_GAP) * len(whole)
     found = []
-    for row in ({name: name for name in names}, *cells):
-        head = "".join(set_cell_size(row[name], widths[name]) + _GAP for name in whole)
+    for number, row in enumerate(({name: name for name in names}, *cells)):
+        sized = {name: set_cell_size(row[name], widths[name]) for name in whole}
+        if number:
+            sized |= {name: painted(sized[name]) for name in colours}
+        head = "".join(sized[name] + _GAP for name in whole)
         first, *rest = _wrapped(row[last], width and width - begin)
         found += [(head + first).rstrip(), *(" " * begin + line for line in rest)]
     return found
 
 
-def _records(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list[str]:
+def _records(view: View, cells: Sequence[Mapping[str, str]], width: int, *, paint: bool = False) -> list[str]:
     """Return a few lines for each row: what identifies it, then its text, then everything else."""
     names = [*view.columns]
     if view.chosen:
@@ -150,12 +195,21 @@ def _records(view: View, cells: Sequence[Mapping[str, str]], width: int) -> list
     found: list[str] = []
     for row in cells:
         head = _wrapped(_GAP.join(filter(None, (row[name] for name in lead))), width)
+        if paint:
+            words = [row[name] for name in lead if name in _STATES and row[name]]
+            head = [_painted_words(line, words) for line in head]
         said = _wrapped(row[text], width - 4) if text and row[text] else []
         pairs = [f"{name}: {row[name]}" for name in rest if row[name]]
         found += [*(head if lead else ()), *(f"    {line}" for line in said)]
         found += _packed(pairs, width, "    " if lead else "")
         found += [""]
     return found[:-1]
+
+
+def _painted_words(line: str, words: Sequence[str]) -> str:
+    """Paint the states of a line, each where it stands alone."""
+    parts = line.split(_GAP)
+    return _GAP.join(painted(part) if part in words else part for part in parts)
 
 
 def _packed(pairs: Sequence[str], width: int, indent: str) -> list[str]:
@@ -185,13 +239,6 @@ def cell(value: object, now: datetime) -> str:
     if isinstance(value, datetime):
         return f"{plain(value)} {ago(value, now)}"
     return clean(plain(value))
-
-
-def ago(time: datetime, now: datetime) -> str:
-    """Return a time in words: ``3h ago``, ``in 5m``."""
-    seconds = int((now - time).total_seconds())
-    name, unit = next(((name, unit) for name, unit in _UNITS if abs(seconds) >= 2 * unit), ("s", 1))
-    return f"{seconds // unit}{name} ago" if seconds >= 0 else f"in {-seconds // unit}{name}"
 
 
 def plain(value: object) -> str:

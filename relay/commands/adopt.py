@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -62,13 +62,14 @@ class Adoption:
 
 @dataclass(slots=True)
 class DecidedOrphans:
-    """What became of orphans. ``refused``: those that stay orphans, and why."""
+    """What became of orphans. ``refused``: those that stay orphans, and why. ``last``: where the last one is."""
 
     context: str
     stream: str
     done: int = 0
     ids: Sequence[UUID] = ()
     refused: list[tuple[UUID, RelayError]] = field(default_factory=list)
+    last: int = 0
 
 
 class MessageReader(Protocol):
@@ -109,16 +110,23 @@ class DecideOrphans:
         self._routing, self._envelope = routing, envelope
 
     async def adopt(
-        self, stream: str, by: Operator, *, dry_run: bool = False, after: int = 0, progress: Progress = nobody
+        self,
+        stream: str,
+        by: Operator,
+        *,
+        dry_run: bool = False,
+        after: int = 0,
+        until: int | None = None,
+        progress: Progress = nobody,
     ) -> DecidedOrphans:
         """Adopt all orphans of a stream behind ``after``. ``dry_run``: say what would happen, and change nothing.
 
-        Raises BrokerUnreachable and DatabaseUnreachable. Pages that are done stay done.
+        ``until``: the place of the last one that was counted; later ones stay. Raises BrokerUnreachable and
+        DatabaseUnreachable. Pages that are done stay done.
         """
-        decided, place = DecidedOrphans(self._context, stream), after
-        while True:
-            page = await self._find.scan(stream, place, PAGE)
-            read = await self._reader.messages(stream, [orphan.seq for orphan in page.orphans])
+        decided = DecidedOrphans(self._context, stream)
+        async for orphans in self._pages(decided, after, until):
+            read = await self._reader.messages(stream, [orphan.seq for orphan in orphans])
             rows = self._adoptions(read, decided)
             ids = [row.event.id for row in rows]
             done = set(ids) if dry_run or not rows else await self._rows.adopt(stream, rows, by)
@@ -126,22 +134,31 @@ class DecideOrphans:
             decided.ids = [*decided.ids, *(id for id in ids if id in done)][:PAGE]
             taken = NotAdopted("the outbox has another event with the text of its id")
             decided.refused += [(id, taken) for id in ids if id not in done]
-            if page.next_after is None:
-                return decided
-            place = page.next_after
             progress(decided.done, decided.done + 1)
+        return decided
 
-    async def report(self, stream: str, by: Operator, *, dry_run: bool = False, after: int = 0) -> DecidedOrphans:
+    async def report(
+        self, stream: str, by: Operator, *, dry_run: bool = False, after: int = 0, until: int | None = None
+    ) -> DecidedOrphans:
         """Report all orphans of a stream behind ``after`` to its consumers. Raises as `adopt`."""
-        decided, place = DecidedOrphans(self._context, stream), after
-        while True:
-            page = await self._find.scan(stream, place, PAGE)
-            ids = [orphan.event_id for orphan in page.orphans if orphan.event_id is not None]
-            done = set(ids) if dry_run or not ids else await self._rows.report(stream, page.orphans, by)
+        decided = DecidedOrphans(self._context, stream)
+        async for orphans in self._pages(decided, after, until):
+            ids = [orphan.event_id for orphan in orphans if orphan.event_id is not None]
+            done = set(ids) if dry_run or not ids else await self._rows.report(stream, orphans, by)
             decided.done += len(done)
             decided.ids = [*decided.ids, *(id for id in ids if id in done)][:PAGE]
-            if page.next_after is None:
-                return decided
+        return decided
+
+    async def _pages(
+        self, decided: DecidedOrphans, after: int, until: int | None
+    ) -> AsyncIterator[Sequence[Stored]]:
+        """The orphans between two places of a stream, page by page."""
+        place: int | None = after
+        while place is not None and (until is None or place < until):
+            page = await self._find.scan(decided.stream, place, PAGE)
+            orphans = [it for it in page.orphans if until is None or it.seq <= until]
+            yield orphans
+            decided.last = orphans[-1].seq if orphans else decided.last
             place = page.next_after
 
     def _adoptions(self, read: Sequence[Held], decided: DecidedOrphans) -> list[Adoption]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Protocol, TypeAlias
 
-from relay.domain.alerts import Alert, AlertClass, Cause, alerts_of
+from relay.domain.alerts import LASTING, Alert, AlertClass, Cause, alerts_of
 from relay.domain.errors import AlertRefused
 from relay.domain.facts import AlertFailed, AlertRaised, FactSink
 
@@ -123,7 +123,7 @@ class SendAlerts:
         if posted >= self.per_minute or not due:
             return None
         # Failures and conditions take turns: however many there are of the one, they do not delay the other.
-        alert = min(due, key=lambda it: (it.kind is AlertClass.CONDITION) is self._condition_last)
+        alert = min(due, key=lambda it: (it.kind in LASTING) is self._condition_last)
         try:
             await channel.send(alert.body())
         except AlertRefused as error:
@@ -134,7 +134,7 @@ class SendAlerts:
             self._rests[alert.group] = self.clock() + pause.total_seconds(), pause
             return None
         self._rests.pop(alert.group, None)
-        self._condition_last = alert.kind is AlertClass.CONDITION
+        self._condition_last = alert.kind in LASTING
         await held.sent(alert.ids, posted=True)
         return alert.count
 

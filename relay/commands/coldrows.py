@@ -55,18 +55,31 @@ class ColdRows:
             for line in lines:
                 yield read_json(line)
 
+    async def batches(
+        self, kind: ArchiveKind, chosen: RowFilter, after: int
+    ) -> AsyncGenerator[tuple[int, Sequence[Mapping[str, Any]]], None]:
+        """Selected rows by the numbers of their batches, of those with a higher number than ``after``."""
+        async for manifest, lines in self._selected(kind, chosen, lambda _done, _of: None, after=after):
+            yield manifest.number, [read_json(line) for line in lines]
+
     async def restore(self, kind: ArchiveKind, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put rows back into their table, as they were; return how many the table lacked. Nothing is sent.
 
         The newest batches come first. So a row that was archived more than once gets its last state.
         """
-        found = self._selected(kind, chosen, progress, backwards=True)
-        return sum([await self._tables.restore(kind, lines, manifest.file, by) async for manifest, lines in found])
+        count = 0
+        async for manifest, lines in self._selected(kind, chosen, progress, backwards=True):
+            count += await self._tables.restore(kind, lines, manifest.file, by)
+            by = by.besides  # the first batch has used the selection up
+        return count
 
     async def replay(self, chosen: RowFilter, by: Operator, progress: Progress) -> int:
         """Put events back and mark them to be published again, in their order; return how many."""
-        found = self._selected(ArchiveKind.OUTBOX, chosen, progress)
-        return sum([await self._tables.replay(lines, by) async for _, lines in found])
+        count = 0
+        async for _, lines in self._selected(ArchiveKind.OUTBOX, chosen, progress):
+            if done := await self._tables.replay(lines, by):
+                count, by = count + done, by.besides
+        return count
 
     async def _selected(
         self,
@@ -76,8 +89,13 @@ class ColdRows:
         fits: Fits = lambda _: True,
         *,
         backwards: bool = False,
+        after: int = 0,
     ) -> AsyncIterator[tuple[Manifest, Sequence[str]]]:
-        batches = [it for it in await self._tables.batches() if it.kind is kind and chosen.may_be_in(it)]
+        batches = [
+            it
+            for it in await self._tables.batches()
+            if it.kind is kind and it.number > after and chosen.may_be_in(it)
+        ]
         if backwards:
             batches.reverse()
         for done, manifest in enumerate(batches):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -13,6 +13,7 @@ from uuid import UUID
 
 from relay.commands.outgoing import outgoing, shown_ids, trace_of
 from relay.concurrency import FairSlots
+from relay.domain.controls import UNCONTROLLED, Controls, What, put_off, uncontrolled
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
 from relay.domain.facts import EventDied, FactSink, MadeLater, OutboxEventsPublished, Publication, PublishFailed
@@ -21,6 +22,7 @@ from relay.domain.policies import (
     GiveUp,
     NotSent,
     OutcomeUnknown,
+    Paused,
     Published,
     PublishOutcome,
     Retry,
@@ -40,6 +42,8 @@ _HALF_BATCHES: Final = 8
 _BATCHES: Final = 4
 #: After this many characters of payloads, the other tasks on the event loop may run.
 _PORTION_CHARS: Final = 1_000_000
+#: How often to look, while publishing is paused, whether it goes on, in seconds.
+_RESTING_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +107,29 @@ class PublishOutboxEvents:
         publisher: JetStreamPublisher,
         facts: FactSink,
         slots: FairSlots | None = None,
+        controls: Callable[[], Awaitable[Controls]] = uncontrolled,
     ) -> None:
+        """``controls``: what operators have paused: publishing as a whole, or types of events."""
         self._config = config
         self._slots = slots or FairSlots(_BATCHES)
         self._outbox = outbox
         self._publisher = publisher
         self._facts = facts
+        self._controls = controls
+
+    async def resumed(self, go_on: Callable[[], bool]) -> None:
+        """Wait while publishing is paused and ``go_on`` says so. Raises DatabaseUnreachable."""
+        while go_on():
+            if not (await self._controls()).is_paused(What.PUBLISHING):
+                return
+            await asyncio.sleep(_RESTING_S)
 
     async def drain(self, shard: Shard, go_on: Callable[[], bool] = lambda: True) -> int:
         """Publish the shard's events until no more are due; return how many were published.
 
         Waits for a slot before each batch, and then asks ``go_on``. Raises DatabaseUnreachable. Raises
         BrokerUnreachable when nothing of a batch was acknowledged. Events acknowledged earlier are settled, and no
-        attempt is counted for the others.
+        attempt is counted for the others. While publishing is paused, nothing is published.
         """
         total, more = 0, True
         while more:
@@ -141,10 +155,11 @@ class PublishOutboxEvents:
         """Publish a claim of these lanes; return the busy lanes, whether to go on, how many it published."""
         limits = self._config.batch_size, self._config.batch_bytes
         async with self._slots.slot(self._config.routing.context) as slot:
-            if not go_on():
+            controls = await self._controls()
+            if controls.is_paused(What.PUBLISHING) or not go_on():
                 return (), False, 0
             async with self._outbox.find_unpublished(lanes, *limits) as claim:
-                settled = await self._publish(claim)
+                settled = await self._publish(claim, controls)
             slot.cost = len(settled.outcomes)
         if settled.messages:
             reach("after_publish_commit")
@@ -177,9 +192,9 @@ class PublishOutboxEvents:
             case refused:
                 raise NotPublishable(f"event {outbox_event_id} was refused: {getattr(refused, 'error', refused)}")
 
-    async def _publish(self, claim: ClaimedBatch) -> _Settled:
+    async def _publish(self, claim: ClaimedBatch, controls: Controls = UNCONTROLLED) -> _Settled:
         """Publish the claimed rows and settle them inside the claim."""
-        messages, outcomes = await self._prepare(claim.rows)
+        messages, outcomes = await self._prepare(claim.rows, controls)
         begun, since, seconds = time.time(), time.perf_counter(), 0.0
         if messages:
             reach("after_claim")
@@ -201,11 +216,14 @@ class PublishOutboxEvents:
         sent = {message.id: message for message in messages}
         return _Settled(claim.rows, sent, times, outcomes, failures, begun, seconds)
 
-    async def _prepare(self, rows: Sequence[OutboxRow]) -> tuple[list[Message], dict[str, PublishOutcome]]:
+    async def _prepare(
+        self, rows: Sequence[OutboxRow], controls: Controls
+    ) -> tuple[list[Message], dict[str, PublishOutcome]]:
         """The messages to send, and outcomes of rows that must not be sent: bad rows, and what they hold back.
 
-        Bad rows of one key die together, however many there are.
+        Bad rows of one key die together, however many there are. An event of a paused type holds back its key.
         """
+        paused = controls.events
         messages: list[Message] = []
         outcomes: dict[str, PublishOutcome] = {}
         blocked: set[str] = set()
@@ -231,6 +249,10 @@ class PublishOutboxEvents:
                 continue
             if row.partition_key in blocked:
                 outcomes[row.id] = NotSent()
+            elif paused and row.event_type in paused:
+                outcomes[row.id] = Paused(put_off(controls.paused[What.EVENT_TYPE, row.event_type]))
+                if row.partition_key:
+                    blocked.add(row.partition_key)
             else:
                 messages.append(message)
         return messages, outcomes
@@ -273,7 +295,7 @@ class PublishOutboxEvents:
     def _report_failures(self, settled: _Settled) -> None:
         failed = {failure.id: failure for failure in settled.failures}
         for row in settled.rows if failed else ():
-            if (failure := failed.get(row.id)) is None:
+            if (failure := failed.get(row.id)) is None or isinstance(settled.outcomes[row.id], Paused):
                 continue
             id, correlation_id, causation_id = shown_ids(row)
             about: dict[str, Any] = {

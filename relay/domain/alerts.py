@@ -25,7 +25,7 @@ _MAX_REASON_CHARS: Final = 200
 
 
 class AlertClass(StrEnum):
-    """What an alert is about: a kind of final failure, or a condition."""
+    """What an alert is about: a kind of final failure, a condition, or a rule of `relay.domain.alarm_rules`."""
 
     DEAD_LETTER = "dead_letter"
     DEAD_EVENT = "dead_event"
@@ -35,6 +35,7 @@ class AlertClass(StrEnum):
     PARKED_KEY = "parked_key"
     FAILED_CORRECTION = "failed_correction"
     CONDITION = "condition"
+    ALARM = "alarm"
 
 
 class AlertState(StrEnum):
@@ -55,6 +56,7 @@ _NAMES: Final = {
     AlertClass.PARKED_KEY: ("parked key", "parked keys"),
     AlertClass.FAILED_CORRECTION: ("failed correction", "failed corrections"),
     AlertClass.CONDITION: ("condition", "conditions"),
+    AlertClass.ALARM: ("alarm", "alarms"),
 }
 #: The section of the runbook for a class.
 SECTIONS: Final = {
@@ -66,10 +68,13 @@ SECTIONS: Final = {
     AlertClass.PARKED_KEY: "jetrelaykeysparked",
     AlertClass.FAILED_CORRECTION: "jetrelaycorrectionfailed",
     AlertClass.CONDITION: "jetrelaycondition",
+    AlertClass.ALARM: "jetrelaycondition",  # that of its rule, if it has one
 }
+#: What begins, lasts and ends, and is told by itself each time.
+LASTING: Final = frozenset({AlertClass.CONDITION, AlertClass.ALARM})
 #: Classes whose subject may be a subscription.
 OF_SUBSCRIPTION: Final = frozenset(
-    {AlertClass.DEAD_LETTER, AlertClass.PARKED_KEY, AlertClass.FAILED_CORRECTION, AlertClass.CONDITION}
+    {AlertClass.DEAD_LETTER, AlertClass.PARKED_KEY, AlertClass.FAILED_CORRECTION, *LASTING}
 )
 
 
@@ -154,7 +159,7 @@ def alerts_of(context: str, causes: Iterable[Cause], runbook: str) -> list[Alert
     groups: dict[tuple[object, ...], list[Cause]] = {}
     for cause in causes:
         # Each change of a condition is told by itself.
-        key = (*cause.group, cause.id) if cause.kind is AlertClass.CONDITION else cause.group
+        key = (*cause.group, cause.id) if cause.kind in LASTING else cause.group
         groups.setdefault(key, []).append(cause)
     return [_alert(context, its, runbook) for its in groups.values()]
 
@@ -174,11 +179,9 @@ def _alert(context: str, causes: Sequence[Cause], runbook: str) -> Alert:
         text=_text(context, subject, causes, next(it for it in causes if it.code == usual)),
         since=min(cause.since for cause in causes),
         count=len(causes),
-        runbook=f"{runbook}#{SECTIONS[first.kind]}",
+        runbook=f"{runbook}#{usual.lower() if first.kind is AlertClass.ALARM else SECTIONS[first.kind]}",
         reasons=dict(reasons.most_common(MAX_NAMED)),
-        incidents=[_shown(cause) for cause in causes[:MAX_NAMED]]
-        if first.kind is not AlertClass.CONDITION
-        else [],
+        incidents=[_shown(cause) for cause in causes[:MAX_NAMED]] if first.kind not in LASTING else [],
         ids=[cause.id for cause in causes],
     )
 
@@ -186,6 +189,8 @@ def _alert(context: str, causes: Sequence[Cause], runbook: str) -> Alert:
 def _text(context: str, subject: str, causes: Sequence[Cause], usual: Cause) -> str:
     """One line for people. Chat services show it."""
     reason = stack_of(usual.reason)[0][:_MAX_REASON_CHARS]
+    if usual.kind is AlertClass.ALARM:
+        return f"{usual.state.value}: {reason}"
     if usual.kind is AlertClass.CONDITION:
         return f"{context}: {usual.state.value}: {usual.code.upper()}, {usual.subject_type} {subject}: {reason}"
     one, many = _NAMES[usual.kind]
@@ -208,10 +213,15 @@ def _shown(cause: Cause) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """An error that lasts. ``place``: which server or check showed it; only that can show its end."""
+    """An error or alarm that lasts. ``place``: which server or check showed it; only that can show its end.
+
+    ``value``: of an alarm, what its rule judged.
+    """
 
     code: str
     place: str
     subject_type: str
     subject: str
     reason: str
+    kind: AlertClass = AlertClass.CONDITION
+    value: float | None = None

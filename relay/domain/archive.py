@@ -66,7 +66,7 @@ class RowFilter:
 
     ``key``: the partition key of an event or message, the concurrency key of a task. ``subject``: a pattern, as a
     subscription has it. ``correlation``: a correlation id. ``since`` (included) and ``until`` (excluded) limit the
-    time when a row ended, as the manifests have it.
+    time when a row ended, as the manifests have it. ``newest``: the number of the last batch that is looked at.
     """
 
     ids: frozenset[UUID] = frozenset()
@@ -76,11 +76,13 @@ class RowFilter:
     correlation: UUID | None = None
     since: datetime | None = None
     until: datetime | None = None
+    newest: int | None = None
 
     def may_be_in(self, batch: Manifest) -> bool:
-        """Whether a batch can have such rows, by its times."""
+        """Whether a batch can have such rows, by its number and its times."""
         early = self.until is not None and batch.first_at >= self.until
-        return not early and (self.since is None or batch.last_at >= self.since)
+        late = self.newest is not None and batch.number > self.newest
+        return not (early or late) and (self.since is None or batch.last_at >= self.since)
 
     def fits(self, kind: ArchiveKind, row: Mapping[str, Any], subject: SubjectOf) -> bool:
         """Whether a row of the archive is selected."""

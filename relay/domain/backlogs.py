@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from relay.domain.backpressure import RELEASE
+from relay.domain.controls import Act, Control, What
 from relay.domain.standstill import Movement
 
 #: Up to so many rows are counted. A larger number is an estimate of PostgreSQL, and at least this.
@@ -21,11 +22,12 @@ class OutboxBacklog:
     """The events that are not published (QRY-050).
 
     ``count`` events are not published; the oldest of them occurred at ``oldest_at``. ``dead`` of them cannot be
-    published and wait for an operator. ``waiting`` of them will be published; the oldest has waited for
-    ``waiting_age_seconds`` by the database's clock (0 when there is none).
+    published and wait for an operator. ``delayed`` of them are to be published later, because their producer wants
+    so. ``waiting`` of them will be published; the oldest has waited for ``waiting_age_seconds`` by the database's
+    clock (0 when there is none), a delayed one since its time came.
 
     ``estimated``: more than `MAX_COUNTED_ROWS` are not published. Then ``count`` and ``waiting`` are estimates,
-    and ``dead`` is at most `MAX_COUNTED_ROWS`.
+    and ``dead`` and ``delayed`` are at most `MAX_COUNTED_ROWS`.
     """
 
     count: int
@@ -34,6 +36,7 @@ class OutboxBacklog:
     waiting_age_seconds: float
     dead: int
     estimated: bool = False
+    delayed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,10 @@ class InboxBacklog:
     ``count`` messages are not processed; the oldest of them was received at ``oldest_at``. ``dead`` of them are
     dead letters. ``waiting`` of them will be handled; the oldest has waited for ``waiting_age_seconds`` by the
     database's clock (0 when there is none). ``failed_attempts`` of those that wait were tried more than three
-    times.
+    times. ``held`` of them were set aside by an operator.
 
     ``estimated``: more than `MAX_COUNTED_ROWS` are not processed. Then ``count`` and ``waiting`` are estimates,
-    ``dead`` is at most `MAX_COUNTED_ROWS`, and ``failed_attempts`` counts only among the oldest.
+    ``dead`` and ``held`` are at most `MAX_COUNTED_ROWS`, and ``failed_attempts`` counts only among the oldest.
     """
 
     count: int
@@ -56,6 +59,7 @@ class InboxBacklog:
     failed_attempts: int
     dead: int
     estimated: bool = False
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,7 @@ class SubscriptionBacklog:
 
     The oldest was received ``oldest_age_seconds`` ago. ``failed_attempts`` messages were tried more than three
     times. ``failing`` have failed at least once, and ``let_go`` hold no place of JetStream's window any more.
+    ``held`` others were set aside by an operator.
     Beyond `MAX_COUNTED_ROWS` the count is an estimate, and the other numbers are about the rows counted.
     """
 
@@ -148,6 +153,7 @@ class SubscriptionBacklog:
     failed_attempts: int
     failing: int = 0
     let_go: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,13 +172,21 @@ class FleetSessions:
         return f"the fleet holds {self.held} of {self.room} sessions, its share is {self.share}"
 
 
+@dataclass(frozen=True, slots=True)
+class PausedSubscription:
+    """A subscription that an operator has paused."""
+
+    subscription: str
+    paused: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlogs:
     """Everything that waits in a context, and how much its outbox holds.
 
     ``held``: about how many events the outbox holds, published ones too, by the server's statistics. ``overdue``:
     how late publishing is, the seconds since the earliest overdue event was due; 0 if none is overdue.
-    ``standing``: the parts that stand still.
+    ``standing``: the parts that stand still. ``controls``: what is paused or limited.
     """
 
     outbox: OutboxBacklog
@@ -186,3 +200,27 @@ class Backlogs:
     away: Sequence[AwayHandler] = ()
     standing: Sequence[Movement] = ()
     sessions: FleetSessions = FleetSessions()
+    controls: Sequence[Control] = ()
+
+    def _paused(self, what: What | None = None) -> Sequence[Control]:
+        return [it for it in self.controls if it.act is Act.PAUSE and what in (None, it.what)]
+
+    @property
+    def paused(self) -> int:
+        """How much is paused."""
+        return len(self._paused())
+
+    @property
+    def publishing_paused(self) -> int:
+        """1 while publishing is paused as a whole, else 0."""
+        return len(self._paused(What.PUBLISHING))
+
+    @property
+    def task_queues_paused(self) -> int:
+        """How many queues of tasks are paused."""
+        return len(self._paused(What.TASK_QUEUE))
+
+    @property
+    def paused_subscriptions(self) -> Sequence[PausedSubscription]:
+        """The subscriptions that are paused."""
+        return [PausedSubscription(it.name) for it in self._paused(What.SUBSCRIPTION)]

@@ -14,6 +14,7 @@
     │   └── InvalidTimestamp    INVALID_TIMESTAMP
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE beside it)
+    ├── UnknownControl          UNKNOWN_CONTROL      (relay.domain.controls)
     ├── InvalidSchedule         INVALID_SCHEDULE     (relay.domain.schedule, with UNKNOWN_JOB,
     │                                                 NOT_PAUSABLE beside it)
     ├── ArchiveError            ARCHIVE_ERROR        (relay.domain.archive, with ARCHIVE_OFF, ARCHIVE_BUSY,
@@ -37,6 +38,8 @@
     ├── UnreadableMessage       UNREADABLE_MESSAGE
     ├── NotRequeueable          NOT_REQUEUEABLE
     ├── NotParked               NOT_PARKED
+    ├── NotStoppable            NOT_STOPPABLE
+    ├── NotStopped              NOT_STOPPED
     ├── NotReplayable           NOT_REPLAYABLE
     ├── NotRetryable            NOT_RETRYABLE
     ├── UnknownMessage          UNKNOWN_MESSAGE
@@ -299,10 +302,46 @@ class NotRequeueable(RelayError):
     code = "NOT_REQUEUEABLE"
 
 
+class NotReopenable(RelayError):
+    """There is no decision that could be taken back: a dead letter is not closed, or a task is not cancelled."""
+
+    code = "NOT_REOPENABLE"
+
+
+class NotUndoable(RelayError):
+    """This act cannot be undone: it has had effects, was undone before, or a later act has changed its rows."""
+
+    code = "NOT_UNDOABLE"
+
+
+class SelectionUsed(RelayError):
+    """The act on these rows has been done already."""
+
+    code = "SELECTION_USED"
+
+
+class UnknownSelection(RelayError):
+    """No rows were counted under this name, or it was more than a day ago."""
+
+    code = "UNKNOWN_SELECTION"
+
+
 class NotParked(RelayError):
     """No key of this name is parked."""
 
     code = "NOT_PARKED"
+
+
+class NotStoppable(RelayError):
+    """The event or message is over, in work, or stopped already: it cannot be held or discarded."""
+
+    code = "NOT_STOPPABLE"
+
+
+class NotStopped(RelayError):
+    """The message is not held, or the event or message is not discarded."""
+
+    code = "NOT_STOPPED"
 
 
 class NotRetryable(RelayError):

@@ -35,6 +35,11 @@ def read_json(text: str | bytes) -> Any:
     return _whole(found) if "\\u" in text else found
 
 
+def json_of(value: Any) -> str:
+    """What `read_json` has read, as text again."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def pretty_json(text: str) -> str:
     """JSON in lines; other text as it is, and JSON so deep that its lines would be mostly space."""
     most = _MAX_GROWTH * len(text) + 10_000

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from relay.domain.errors import (
     IncidentClosed,
+    NotReopenable,
     NotRequeueable,
     RelayError,
     UnknownIncident,
@@ -66,6 +67,7 @@ class IncidentFilter:
     kinds: tuple[DeadLetterClass, ...] = ()
     subscription: str | None = None
     event_type: str | None = None
+    partition_key: str | None = None
     reason: str | None = None
     since: datetime | None = None
     message_id: Id | None = None
@@ -137,6 +139,17 @@ def wake_refusal(candidate: Candidate) -> RelayError | None:
     if candidate.status is IncidentStatus.SNOOZED:
         return None
     return IncidentClosed(f"is not snoozed but {candidate.status.value}")
+
+
+def reopen_refusal(candidate: Candidate) -> RelayError | None:
+    """Why this incident cannot be opened again; None if it was discarded or resolved."""
+    if candidate.status in (IncidentStatus.DISCARDED, IncidentStatus.RESOLVED):
+        return None
+    if candidate.status is IncidentStatus.REQUEUED:
+        return NotReopenable(
+            "was requeued: its handler may have run", hint="if it dies again, that is a new incident"
+        )
+    return NotReopenable(f"is {candidate.status.value}")
 
 
 def unknown(id: int) -> RelayError:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from relay.domain.errors import RelayError
 from relay.domain.identity import Identity
+from relay.domain.time_axis import Stretch
 
 #: A stream and a sequence that PostgreSQL can hold, and the number of an incident.
 _PLACE: Final = re.compile(r"([A-Za-z0-9_-]{1,255}):([0-9]{1,18})")
@@ -38,7 +39,8 @@ class Step:
     began, ``ended`` when it ended. ``after``: how long after the step above it began, and ``took`` how long it
     took, in seconds; None where a time is not known. ``error``: the last one, or the reason of a dead letter.
     ``trace_id``: the trace that its ``traceparent`` names, 32 hex digits; None if it carries none that is valid.
-    ``archived``: it was found in the archive. No step holds a payload.
+    ``archived``: it was found in the archive. ``spans``: when it waited, worked and backed off.
+    No step holds a payload.
     """
 
     kind: StepKind
@@ -53,6 +55,7 @@ class Step:
     trace_id: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     archived: bool = False
+    spans: Sequence[Stretch] = ()
     after: float | None = None
     took: float | None = None
     children: Sequence[Step] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -34,6 +35,30 @@ def moment(text: object) -> datetime:
 def outside(text: str) -> datetime:
     """The nearest time to one that Python cannot hold."""
     return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
+
+
+#: A time as an age, which stays right in a bookmark.
+AGE: Final = re.compile(r"([0-9]{1,5})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def absolute(text: str) -> str:
+    """An age, such as ``6h``, as a time; a time without a zone is UTC; other text as it is."""
+    if (found := AGE.fullmatch(text)) is None:
+        with suppress(ValueError):
+            at = datetime.fromisoformat(text)
+            return at.isoformat() if at.tzinfo else at.replace(tzinfo=UTC).isoformat()
+        return text
+    # To the second: all who ask within one ask the same.
+    now = datetime.now(UTC).replace(microsecond=0)
+    return (now - timedelta(**{_UNITS[found[2]]: int(found[1])})).isoformat()
+
+
+def before(time: datetime, seconds: float) -> datetime:
+    """The time so many seconds before, or the nearest that can be shown everywhere."""
+    if seconds >= (time - EARLIEST).total_seconds():
+        return EARLIEST
+    return LATEST if seconds <= (time - LATEST).total_seconds() else nearest(time - timedelta(seconds=seconds))
 
 
 def readable(time: datetime | None) -> datetime | None:

@@ -6,38 +6,83 @@ Nothing here happens automatically (building blocks §3.4).
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
-from relay.domain.errors import InvalidRequest, NotPublishable, NotReplayable, NotRetryable, RelayError
+from relay.domain.errors import (
+    InvalidRequest,
+    NotPublishable,
+    NotReplayable,
+    NotRetryable,
+    NotStoppable,
+    NotStopped,
+    RelayError,
+)
 
 Id = TypeVar("Id")
 State = TypeVar("State")
 _MAX_ACTOR_CHARS: Final = 200
+#: The class of a message that an operator has given up: it counts as processed, and no handler had it.
+DISCARDED: Final = "discarded"
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who acts, and why. Raises InvalidRequest if ``actor`` is empty or too long."""
+    """Who acts, and why. Raises InvalidRequest if ``actor`` is empty or too long.
+
+    ``selection``: the rows that were counted for the act, which uses it up. ``undoes``: the act that this one
+    takes back. ``about``: what the audit log says of the act besides.
+    """
 
     actor: str
     note: str | None = None
+    selection: UUID | None = None
+    undoes: int | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.actor.strip() or len(self.actor) > _MAX_ACTOR_CHARS:
             raise InvalidRequest(f"must be 1 to {_MAX_ACTOR_CHARS} characters long", field="actor")
 
+    @property
+    def besides(self) -> Operator:
+        """The operator of what an act does besides: it uses up no selection, and undoes nothing."""
+        return replace(self, selection=None, undoes=None, about={})
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for each id: done, or refused with an error that says why."""
+    """The result for each id: done, or refused with an error that says why.
+
+    ``deed``: the number of the act in the audit log, if anything was done. ``left``: how many rows fit the filter
+    besides those that were counted. ``gone``: how many of these did not fit any more.
+    """
 
     done: tuple[str, ...]
     refused: tuple[tuple[str, RelayError], ...]
+    deed: int | None = None
+    left: int = 0
+    gone: int = 0
 
     def refusing(self, ids: Container[str]) -> Outcome:
         """Return the outcome with only those refusals that are about these ids."""
-        return Outcome(self.done, tuple(refusal for refusal in self.refused if refusal[0] in ids))
+        return replace(self, refused=tuple(refusal for refusal in self.refused if refusal[0] in ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """The rows that were counted for an act: only these are changed, whatever comes later.
+
+    ``kind`` and ``action``: of `relay.ops.kinds`. ``ids`` None: rows in files, as ``wanted`` says. ``wanted``: the
+    filter that found them, as JSON; None for ids that somebody chose. ``deed``: the act that has used it.
+    """
+
+    kind: str
+    action: str
+    ids: tuple[str, ...] | None
+    wanted: Mapping[str, Any] | None = None
+    deed: int | None = None
 
 
 def judge(
@@ -58,14 +103,20 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class EventState:
-    """The facts that decide about an action on an event. ``failed``: dead, or failed at least once."""
+    """The facts that decide about an action on an event. ``failed``: dead, or failed at least once.
+
+    ``discarded``: an operator has given it up. Then it is not ``published``.
+    """
 
     published: bool
     failed: bool
+    discarded: bool = False
 
 
 def retry_refusal(event: EventState) -> RelayError | None:
     """Why an event cannot be tried again; None if it can."""
+    if event.discarded:
+        return NotPublishable("is discarded", hint="relay outbox reopen lets it go on")
     if event.published:
         return NotPublishable("is published", hint="relay outbox replay publishes it once more")
     return None if event.failed else NotPublishable("has not failed: it is published in its turn")
@@ -76,17 +127,31 @@ def replay_refusal(event: EventState) -> RelayError | None:
     return None if event.published else NotReplayable("is not published yet", hint="relay outbox retry")
 
 
+def discard_refusal(event: EventState) -> RelayError | None:
+    """Why an event cannot be given up; None if it is not in the stream yet."""
+    if event.published:
+        return NotStoppable("is published", hint="its consumers can discard it: relay inbox list")
+    return NotStoppable("is discarded already") if event.discarded else None
+
+
+def reopen_refusal(event: EventState) -> RelayError | None:
+    """Why an event cannot go on; None if it is discarded."""
+    return None if event.discarded else NotStopped("is not discarded", hint="relay outbox list --status discarded")
+
+
 # --- messages of the inbox ------------------------------------------------------------------------
 
 _NOT_FAILING: Final = {
     "waiting": "it has not failed: it is handled in its turn",
     "parked": "relay parked release",
+    "held": "relay inbox release",
+    "discarded": "relay inbox reopen",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MessageState:
-    """The fact that decides about an action: waiting, failing, running, parked, dead or processed.
+    """The fact that decides about an action: the state of the message, such as waiting or running.
 
     ``incident``: that of a dead message.
     """
@@ -102,3 +167,38 @@ def message_refusal(message: MessageState) -> RelayError | None:
     if message.status == "dead":
         return NotRetryable("is dead", hint=f"relay dlq requeue {message.incident or ''}".rstrip())
     return NotRetryable(f"is {message.status}", hint=_NOT_FAILING.get(message.status))
+
+
+def hold_refusal(message: MessageState) -> RelayError | None:
+    """Why a message cannot be set aside; None if it is neither over nor in work."""
+    return NotStoppable("is held already") if message.status == "held" else _stop_refusal(message, "held")
+
+
+def message_discard_refusal(message: MessageState) -> RelayError | None:
+    """Why a message cannot be given up; None if it is neither over nor in work."""
+    return _stop_refusal(message, "discarded")
+
+
+def _stop_refusal(message: MessageState, what: str) -> RelayError | None:
+    match message.status:
+        case "running":
+            return NotStoppable(f"is in work, not {what}", hint="once it has ended: the same again, if it failed")
+        case "dead":
+            return NotStoppable("is dead", hint=f"relay dlq discard {message.incident or ''}".rstrip())
+        case "processed" | "discarded" as status:
+            return NotStoppable(f"is {status}")
+    return None
+
+
+def release_refusal(message: MessageState) -> RelayError | None:
+    """Why a message cannot be released; None if it is held."""
+    if message.status == "held":
+        return None
+    return NotStopped(f"is not held but {message.status}", hint="relay inbox list --status held")
+
+
+def message_reopen_refusal(message: MessageState) -> RelayError | None:
+    """Why a message cannot go on; None if it is discarded."""
+    if message.status == DISCARDED:
+        return None
+    return NotStopped(f"is not discarded but {message.status}", hint="relay inbox list --status discarded")

@@ -49,11 +49,12 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Route to the dead-letter subject, then acknowledge."""
+    """Route to the dead-letter subject, then acknowledge. ``seconds``: how long the call took."""
 
     reason: str
     kind: DeadLetterClass
     doubt: Doubt | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Retry:
 
     A message is not acknowledged. An event holds back the later ones of its key. The first failure of an event
     counts in any case, because it marks the event as the head of its key. ``waits``: until the handler is back, so
-    no job is sent for it.
+    no job is sent for it. ``seconds``: how long the call took.
     """
 
     delay: timedelta
@@ -70,6 +71,7 @@ class Retry:
     counts: bool = True
     waits: bool = False
     doubt: Doubt | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
 
 #: A row whose function met a lock of another transaction waits no longer than this.
@@ -195,7 +197,16 @@ class NotSent:
     """Not sent: an earlier event of its key was not acknowledged, or the claim's time was over."""
 
 
-PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream | NotSent
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Not sent: an operator has paused its type. Look again after ``delay``. It holds back its key meanwhile."""
+
+    delay: timedelta
+
+
+PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream | NotSent | Paused
+#: Why an event of a paused type was not sent, in its row. Statements look for the word before the colon.
+EVENTS_PAUSED: Final = "EVENTS_PAUSED: events of this type are paused (relay outbox resume --type)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +217,7 @@ class GiveUp:
 
 
 def after_publish_failure(
-    outcome: OutcomeUnknown | RowRejected | NoStream | NotSent,
+    outcome: OutcomeUnknown | RowRejected | NoStream | NotSent | Paused,
     attempts: int,
     policy: RetryPolicy,
     chance: float,
@@ -220,6 +231,8 @@ def after_publish_failure(
     match outcome:
         case OutcomeUnknown() | NotSent():
             return None
+        case Paused(wait):
+            return Retry(wait, EVENTS_PAUSED, counts=False)
         case NoStream(error, sure=False):
             return Retry(policy.backoff.delay(1, chance), error, counts=False)
         case NoStream(error):

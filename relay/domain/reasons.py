@@ -115,6 +115,11 @@ def code_of(reason: str | None) -> str:
     return f"raised_{re.split('[^A-Za-z0-9_]', text, maxsplit=1)[0]}" if name == "raised" else name
 
 
+def cause(reason: str) -> str:
+    """A reason without the words before it that all reasons of spent attempts begin with."""
+    return re.sub(f"^{_BEFORE}", "", reason)
+
+
 def in_short(reason: str) -> str:
     """A reason in a few words: a status, the class of an exception, or what its code says. It holds no payload."""
     code = code_of(reason)

@@ -159,6 +159,42 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class CronRun:
+    """One run of a cron job. ``correlation_id`` finds its life. ``who``: host and process of its worker."""
+
+    job: str
+    scheduled_for: datetime
+    state: str
+    opened_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempts: int
+    error: str | None
+    who: str | None
+    correlation_id: str
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, if it has begun and ended."""
+        ended = self.started_at is not None and self.finished_at is not None
+        return (self.finished_at - self.started_at).total_seconds() if ended else None  # type: ignore[operator]
+
+
+def how_it_went(job: JobView, run: CronRun | None, asked: datetime) -> tuple[RunState, str | None] | None:
+    """How the run went that was asked for at a time, with its error; None while it has not begun.
+
+    ``run``: the one that answers. A duty of the relay leaves no runs: its last time is in ``job``.
+    """
+    if run is not None:
+        return RunState(run.state), run.error
+    if not job.schedule.startswith(EVERY) or job.requested_at is not None:
+        return None
+    if job.last_run_at is None or job.last_run_at < asked:
+        return None
+    return RunState.FAILED if job.error else RunState.FINISHED, job.error
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """Everything that is scheduled in a context; ``leader`` is None while no scheduler leads it."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from relay.domain.controls import Controls, What
+
 
 class BacklogKind(StrEnum):
     """What waits.
@@ -65,6 +67,19 @@ class Movement:
 def standing(movements: Iterable[Movement], bound: timedelta) -> Sequence[Movement]:
     """The parts that stand still: see `Movement.stands_still`."""
     return [it for it in movements if it.stands_still(bound)]
+
+
+def rests(movement: Movement, controls: Controls) -> bool:
+    """Whether an operator has paused it: then it stands still on purpose."""
+    match movement.kind:
+        case BacklogKind.EVENTS:
+            return controls.is_paused(What.PUBLISHING)
+        case BacklogKind.MESSAGES | BacklogKind.STREAM:
+            return controls.is_paused(What.SUBSCRIPTION, movement.part)
+        case BacklogKind.TASKS:
+            return controls.is_paused(What.TASK_QUEUE, movement.part)
+        case _:
+            return False
 
 
 def confirmed(first: Iterable[Movement], second: Iterable[Movement]) -> Sequence[Movement]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from relay.domain.errors import NotRetryable, RelayError
+from relay.domain.errors import NotReopenable, NotRetryable, RelayError
 from relay.domain.identity import Originals
 
 DEFAULT_QUEUE: Final = "default"
@@ -40,9 +40,14 @@ class NotCancellable(RelayError):
     code = "NOT_CANCELLABLE"
 
 
+def is_type(value: object) -> bool:
+    """Whether it is a valid name for a task type."""
+    return isinstance(value, str) and _TYPE.match(value) is not None
+
+
 def check_type(value: object) -> str:
     """Return ``value`` if it is a valid name for a task type. Raises InvalidTask."""
-    if not isinstance(value, str) or not _TYPE.match(value):
+    if not (isinstance(value, str) and is_type(value)):
         raise InvalidTask(
             f"{str(value)[:120]!r} is not a name for a task",
             field="type",
@@ -167,6 +172,11 @@ def cancel_refusal(task: TaskState) -> RelayError | None:
     return None if task.status in ("pending", "delivered") else NotCancellable(f"is {task.status}")
 
 
+def reopen_refusal(task: TaskState) -> RelayError | None:
+    """Why the cancelling of a task cannot be taken back; None if it can."""
+    return None if task.status == "cancelled" else NotReopenable(f"is {task.status}")
+
+
 @dataclass(frozen=True, slots=True)
 class PutOff:
     """A limit does not allow the task to start. Try again after ``delay``. No attempt is counted.
@@ -198,3 +208,13 @@ def slot(rate: Rate, interval: timedelta, *, promised: bool) -> timedelta:
     if max(rate.free_in, rate.promised_in) <= timedelta(0):
         return timedelta(0)
     return max(rate.free_in, rate.promised_in + interval)
+
+
+def looks_again(rate: Rate, id: UUID, most: timedelta) -> timedelta | None:
+    """After how long one asks again whose promised slot is later than ``most``; None if none is.
+
+    Each has a time of its own: if all came back for the next free slot, they would ask without end.
+    """
+    if rate.promised_in <= most or rate.free_in >= most:
+        return None
+    return rate.free_in + (most - rate.free_in) * (id.int % 1000 / 1000)

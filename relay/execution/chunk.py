@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
+from relay.domain.controls import Limit
 from relay.domain.model import HandlerResult
 from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
 from relay.execution.rows import Decided, SingleRows
@@ -57,6 +58,9 @@ def side_by_side(handler: EventHandler, calls: asyncio.Semaphore | None = None) 
 class ChunkableRows(SingleRows[UUID, ClaimedMessage, HandlerRequest], Protocol):
     """Messages that can be handled in chunks."""
 
+    async def limit_now(self) -> Limit:
+        """The limit of an operator, maybe none."""
+
     async def judged(self, claim: ClaimedMessage, verdict: Retry | DeadLetter, /) -> Retry | DeadLetter:
         """The verdict on a failure, by what is known of the handler."""
 
@@ -94,6 +98,9 @@ class ChunkRows:
         return self.rows.after_claim
 
     async def claim(self, ids: Sequence[UUID]) -> ClaimedChunk:
+        if await self.rows.limit_now():
+            # A limit lets them begin one by one.
+            return ClaimedChunk([], ids)
         return ClaimedChunk(*await self.claims.claim(ids, self.lease))
 
     async def renew(self, chunk: ClaimedChunk) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
@@ -58,6 +59,14 @@ class VerifyArchive(Query[Sequence[FileCheck]]):
     def narrowed(self) -> bool:
         """Whether it is not for all files."""
         return bool(self.files) or (self.kind, self.since, self.until) != (None, None, None)
+
+
+class BindArchived(Query[RowFilter]):
+    """A filter that finds only what is in the archive now: rows that are archived later are left."""
+
+    context: str
+    kind: ArchiveKind
+    wanted: RowFilter
 
 
 class CountArchived(Query[int]):
@@ -145,6 +154,7 @@ class ArchiveHandlers:
     def answer(self, bus: QueryBus) -> QueryBus:
         """Register the answers of the queries with a bus; returns the bus."""
         bus.handles(VerifyArchive)(self._verify)
+        bus.handles(BindArchived)(self._bind)
         bus.handles(CountArchived)(self._count)
         return bus
 
@@ -168,24 +178,32 @@ class ArchiveHandlers:
         async with self._opened(query.context) as (_, _, rows), self._in_time("narrow it with since and until"):
             return await rows.count(query.kind, query.wanted, self._progress)
 
+    async def _bind(self, query: BindArchived) -> RowFilter:
+        async with self._opened(query.context) as (tables, _, _):
+            return await _bound(tables, query.kind, query.wanted)
+
     async def _restore(self, command: RestoreArchived) -> int:
-        async with self._opened(command.context) as (_, _, rows):
-            await self._bounded(rows, command.kind, command)
-            return await rows.restore(command.kind, command.wanted, command.by, self._progress)
+        async with self._opened(command.context) as (tables, _, rows):
+            wanted = await self._bounded(tables, rows, command.kind, command)
+            return await rows.restore(command.kind, wanted, command.by, self._progress)
 
     async def _replay(self, command: ReplayArchived) -> int:
-        async with self._opened(command.context) as (_, _, rows):
-            await self._bounded(rows, ArchiveKind.OUTBOX, command)
-            return await rows.replay(command.wanted, command.by, self._progress)
+        async with self._opened(command.context) as (tables, _, rows):
+            wanted = await self._bounded(tables, rows, ArchiveKind.OUTBOX, command)
+            return await rows.replay(wanted, command.by, self._progress)
 
-    async def _bounded(self, rows: ColdRows, kind: ArchiveKind, command: RestoreArchived | ReplayArchived) -> None:
-        """Refuse a request that is too large, before anything is changed."""
+    async def _bounded(
+        self, tables: PostgresArchive, rows: ColdRows, kind: ArchiveKind, command: RestoreArchived | ReplayArchived
+    ) -> RowFilter:
+        """Refuse a request that is too large, before anything is changed; returns a filter of what was counted."""
         if command.limit is None:
-            return
+            return command.wanted
+        wanted = await _bound(tables, kind, command.wanted)
         async with self._in_time("narrow it with since and until, or use relay archive"):
-            count = await rows.count(kind, command.wanted, self._progress)
+            count = await rows.count(kind, wanted, self._progress)
         if count > command.limit:
             raise TooMany(f"{count} match and the limit is {command.limit}", hint="narrow it or raise the limit")
+        return wanted
 
     @asynccontextmanager
     async def _opened(self, name: str) -> AsyncIterator[tuple[PostgresArchive, ColdStore, ColdRows]]:
@@ -204,3 +222,8 @@ class ArchiveHandlers:
         except TimeoutError:
             text = f"the archive is too large to be read within {self._patience:g} s"
             raise TooMany(text, hint=instead) from None
+
+
+async def _bound(tables: PostgresArchive, kind: ArchiveKind, wanted: RowFilter) -> RowFilter:
+    numbers = [it.number for it in await tables.batches() if it.kind is kind]
+    return wanted if wanted.newest is not None else replace(wanted, newest=max(numbers, default=0))

@@ -20,7 +20,7 @@ from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.dramatiq.queues import JobQueues
 from relay.adapters.postgres.paging import counted
 from relay.adapters.postgres.pool import Source
-from relay.adapters.postgres.row_operations import audit
+from relay.adapters.postgres.row_operations import Refusal, audit
 from relay.bus import Command, CommandBus, Query, QueryBus
 from relay.credentials import redis_options
 from relay.domain.errors import RelayError, TooMany, UnknownMessage, UnknownQueue, UnreadableMessage
@@ -54,12 +54,28 @@ class ListJobs(Query[JobPage]):
     after: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")] | None = None
 
 
-class _ActOnJobs(Command[Outcome]):
-    """``ids`` None: all dead jobs of the queue; nothing is done if there are more than ``limit``."""
+class FindDeadJobs(Query[tuple[str, Sequence[str]]]):
+    """Which of these jobs are dead, and the context whose audit log records an act on them.
+
+    ``ids`` None: all of the queue. Raises UnknownQueue, UnknownMessage if none is dead, and TooMany.
+    """
 
     queue: str
     ids: Sequence[str] | None = None
     limit: Rows = 1_000
+
+
+class _ActOnJobs(Command[Outcome]):
+    """``ids`` None: all dead jobs of the queue; nothing is done if there are more than ``limit``.
+
+    ``home``: the context whose audit log records the whole act, besides what the others record of theirs. It has
+    the selection.
+    """
+
+    queue: str
+    ids: Sequence[str] | None = None
+    limit: Rows = 1_000
+    home: str | None = None
     by: Operator
 
 
@@ -97,6 +113,16 @@ def answer_for_queues(bus: QueryBus, settings: Settings) -> QueryBus:
         async with _looking(settings) as queues:
             return await queues.page(query.queue, query.state, query.limit, query.after)
 
+    @bus.handles(FindDeadJobs)
+    async def find(query: FindDeadJobs) -> tuple[str, Sequence[str]]:
+        _check(query.queue)
+        async with _looking(settings) as queues:
+            dead = await _chosen(queues, query)
+        if not dead:
+            raise UnknownMessage("no job of these is dead in the queue", hint="relay queues jobs QUEUE")
+        by_context = _by_context(dead, dead, settings.contexts)
+        return max(by_context, key=lambda name: len(by_context[name])), [*dead]
+
     return bus
 
 
@@ -116,18 +142,27 @@ def carry_out_for_queues(bus: CommandBus, settings: Settings, sources: Sources) 
         async with _looking(settings) as queues:
             dead = await _chosen(queues, command)
             wanted = [id for id, message in dead.items() if message is not None or not requeue]
-            done = list[str]()
+            done, deed, by = list[str](), None, command.by
+            if command.home is not None and wanted:
+                refused = [*_refused(command, dead, wanted)]
+                deed, by = await _record(command.home, action, command.queue, wanted, by, refused), by.besides
             for context, ids in _by_context(dead, wanted, settings.contexts).items():
                 # The entry first, so that no action is without one. It stays if Redis then does not answer.
-                async with sources(settings.contexts[context]) as source, source() as conn, conn.transaction():
-                    await audit(conn, action, [f"{command.queue}/{id}" for id in ids], command.by)
+                if context != command.home:
+                    await _record(context, action, command.queue, ids, by)
                 if requeue:
                     done += await queues.requeue(
                         command.queue, {id: it for id in ids if (it := dead[id]) is not None}
                     )
                 else:
                     done += await queues.delete(command.queue, ids)
-        return Outcome(tuple(done), tuple(_refused(command, dead, done)))
+        return Outcome(tuple(done), tuple(_refused(command, dead, done)), deed)
+
+    async def _record(
+        context: str, action: str, queue: str, ids: Sequence[str], by: Operator, refused: Sequence[Refusal] = ()
+    ) -> int:
+        async with sources(settings.contexts[context]) as source, source() as conn, conn.transaction():
+            return await audit(conn, action, [f"{queue}/{id}" for id in ids], by, refused)
 
     return bus
 
@@ -150,7 +185,7 @@ def _folded(counted: Sequence[QueueView], names: int) -> Iterable[QueueView]:
         )
 
 
-async def _chosen(queues: JobQueues, command: _ActOnJobs) -> _Dead:
+async def _chosen(queues: JobQueues, command: _ActOnJobs | FindDeadJobs) -> _Dead:
     if command.ids is not None:
         return await queues.dead(command.queue, list(dict.fromkeys(command.ids)))
     ids = await queues.dead_ids(command.queue, command.limit + 1)

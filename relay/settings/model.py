@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from relay.domain.backpressure import BrakeAction, OutboxLimits
+from relay.domain.controls import MOST_AT_ONCE, Limit
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
 from relay.domain.querying import query_subjects
@@ -58,13 +59,17 @@ from relay.settings.values import (
     EventTypes,
     Modules,
     Names,
+    Rate,
     SchemaName,
+    SearchedFields,
+    SearchedType,
     Size,
     StartsAt,
     Subject,
     Subjects,
     UriTemplate,
     parse_list,
+    parse_rate,
 )
 
 #: What is kept of a failure: codes and places, or also up to 500 bytes of the answer's or exception's text.
@@ -198,6 +203,8 @@ class SubscriptionSettings(HttpSettings):
     messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
     ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
+    ``concurrency``: how many messages run at once. ``rate``: how many begin in a time, evenly spaced; with
+    ``rate_per_key`` of each partition key. An operator's limit goes before both.
     ``circuit``: while the handler is away, only single messages are tried, and none loses an attempt. It counts as
     away when ``circuit_failures`` calls in a row have failed, for ``circuit_messages`` messages at least.
     ``circuit_probe_max``: the longest pause between two messages that are tried meanwhile. ``circuit_longest``:
@@ -226,6 +233,9 @@ class SubscriptionSettings(HttpSettings):
     failed_head: FailedHead = "block"
     chunk: int = Field(default=1, ge=1, le=500)
     max_inbox: int | None = Field(default=None, ge=1, le=10_000_000)
+    concurrency: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
+    rate: Rate | None = None
+    rate_per_key: bool = False
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)
@@ -246,6 +256,12 @@ class SubscriptionSettings(HttpSettings):
         """The module of a Python handler; None if the handler is a service."""
         scheme, _, module = self.handler.partition(":")
         return module if scheme == "python" else None
+
+    @property
+    def limit(self) -> Limit:
+        """How many may run at once, and begin in a time. An operator may set another limit at run time."""
+        interval = None if self.rate is None else parse_rate(self.rate)
+        return Limit(concurrency=self.concurrency, interval=interval, per_key=self.rate_per_key)
 
     def consumer_spec(self) -> ConsumerSpec:
         """Return what the broker must hold."""
@@ -294,7 +310,8 @@ class ContextSettings(Section):
     several, each under its name.
     By default dead letters are kept longer than events (30 days, 1 GB), because operators handle them. They have
     as many replicas as the events. ``error_detail`` applies to tasks, cron jobs, and subscriptions without their
-    own value. ``system_actor``: who acts in a message-envelope, if the event names nobody.
+    own value. ``system_actor``: who acts in a message-envelope, if the event names nobody. ``search``: by which
+    fields of their payloads events of a type are found; `relay db index` makes the indexes.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -319,6 +336,7 @@ class ContextSettings(Section):
     alerts: AlertSettings = AlertSettings()
     archive: ArchiveSettings = ArchiveSettings()
     queries: QueriesSettings | None = None
+    search: dict[SearchedType, SearchedFields] = Field(default_factory=dict)
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     @property

@@ -9,6 +9,7 @@ from string import Formatter
 from typing import Final
 
 from relay.domain.alerts import OF_SUBSCRIPTION, AlertClass
+from relay.domain.controls import LONGEST_OF_KEY
 from relay.domain.routing import dead_letter_subject, event_subjects, is_template
 from relay.domain.subject import ALL_COMMANDS, ALL_LETTERS
 from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
@@ -76,6 +77,13 @@ def _handler_time(subscription: SubscriptionSettings) -> Problems:
             f"must be shorter than ack_wait ({limit})",
             "otherwise JetStream delivers again while the handler still works",
         )
+
+
+def _limit(subscription: SubscriptionSettings) -> Problems:
+    """Refuse a rate per key without a rate, or one for which the rows of keys would have to be kept for long."""
+    limit = subscription.limit
+    if limit.per_key and (limit.interval is None or limit.interval > LONGEST_OF_KEY):
+        yield SettingProblem(_sub(subscription, "rate_per_key"), "needs a rate of at least 1/1d", 'rate = "10/1m"')
 
 
 def _handler_kind(subscription: SubscriptionSettings) -> Problems:
@@ -500,7 +508,7 @@ def _meeting(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None
 
 
 _OF_CONTEXT: Final = (_cloudevents, _back_off, _dead_letters, _archive, _backpressure, _alerts)
-_OF_SUBSCRIPTION: Final = (_handler_time, _handler_kind, _on_failure, _order)
+_OF_SUBSCRIPTION: Final = (_handler_time, _limit, _handler_kind, _on_failure, _order)
 _OF_ALL: Final = (
     *(_databases, _streams, _ways, _commands, _queries),
     *(_durables, _filters_reach, _renamed, _archived_streams, _metrics, _credentials),

@@ -35,6 +35,7 @@ _UNITS: Final = {
 }
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|y|d|h|m|s))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|y|d|h|m|s)")
+_RATE = re.compile(r"([0-9]{1,9})/(.+)")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LONGEST: Final = timedelta(days=36500)
 
@@ -72,6 +73,15 @@ def parse_duration(value: object) -> timedelta:
     if duration > _LONGEST:
         raise ValueError(f"{str(value)[:40]!r} is longer than 100 years")
     return duration
+
+
+def parse_rate(text: str) -> timedelta:
+    """Read ``"100/1m"`` as the time between two starts. Raises ValueError."""
+    found = _RATE.fullmatch(text)
+    interval = timedelta() if found is None or int(found[1]) < 1 else parse_duration(found[2]) / int(found[1])
+    if interval <= timedelta():
+        raise ValueError(f"{text[:40]!r} is not a rate; write 100/1m")
+    return interval
 
 
 def parse_start(value: object) -> StartAt:
@@ -175,6 +185,11 @@ def only(fits: Callable[[str], object], otherwise: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _rate(value: str) -> str:
+    parse_rate(value)
+    return value
+
+
 def _absolute(value: Path) -> Path:
     if not value.is_absolute():
         raise ValueError("must begin with /: every process starts in a folder of its own")
@@ -210,6 +225,7 @@ def _at_least(least: str) -> AfterValidator:
 
 StartsAt = Annotated[StartAt, BeforeValidator(parse_start)]
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
+Rate = Annotated[str, AfterValidator(_rate)]
 Age = Annotated[Duration | None, BeforeValidator(_unlimited)]
 Size = Annotated[int, BeforeValidator(parse_size), _at_least("1 byte")]
 Count = Annotated[int, _at_least("1"), Field(le=2**63 - 1)]
@@ -241,5 +257,12 @@ BrokerName = Annotated[
 ]
 SchemaName = Annotated[
     str, only(is_schema, "is not a name for a schema; write a-z 0-9 _, at most 48, a-z first, not pg_…")
+]
+_SEARCHED_TYPE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(\.[A-Za-z_][A-Za-z0-9_-]{0,63}){0,4}")
+SearchedType = Annotated[str, only(_SEARCHED_TYPE.fullmatch, "is not the type of an event")]
+SearchedFields = Annotated[
+    tuple[Annotated[str, only(_FIELD.fullmatch, "is not a field; write customer_id or order.id")], ...],
+    BeforeValidator(parse_list),
 ]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]

@@ -40,8 +40,9 @@ class Gauge:
 _AGE: Final = "oldest_age_seconds"
 GAUGES: Final = (
     Gauge("outbox_events", "About how many events the outbox holds, published ones too.", "held", ""),
-    Gauge("outbox_waiting", "Events that are neither published nor dead.", "outbox", "waiting"),
+    Gauge("outbox_waiting", "Events that are due, and neither published nor dead.", "outbox", "waiting"),
     Gauge("outbox_oldest_age_seconds", "How long the oldest of them has waited.", "outbox", "waiting_age_seconds"),
+    Gauge("outbox_delayed", "Events whose time is to come.", "outbox", "delayed"),
     Gauge(
         "outbox_overdue_seconds",
         "How long the first event that should have left waits.",
@@ -55,6 +56,7 @@ GAUGES: Final = (
     Gauge("inbox_failing", "Of them, those that were tried more than three times.", "inbox", "failed_attempts"),
     Gauge("inbox_retried", "Of them, those that have failed at least once.", "inbox", "failing"),
     Gauge("inbox_let_go", "Of them, those that hold no place of JetStream's window.", "inbox", "let_go"),
+    Gauge("inbox_held", "Messages that an operator has set aside.", "inbox", "held"),
     Gauge("task_outbox_waiting", "Tasks that are due and not finished.", "tasks", "count"),
     Gauge("task_outbox_oldest_age_seconds", "How long the oldest of them has been due.", "tasks", _AGE),
     Gauge("task_outbox_delayed", "Tasks whose time is to come.", "tasks", "delayed"),
@@ -64,6 +66,10 @@ GAUGES: Final = (
     Gauge("parked_keys", "Keys set aside behind a dead letter.", "parked", "count"),
     Gauge("parked_keys_oldest_age_seconds", "How long the first of them has been.", "parked", _AGE),
     Gauge("circuit_open_seconds", "How long the handler has been away; 0 if it is not.", "away", "seconds"),
+    Gauge("paused", "What operators have paused.", "paused", ""),
+    Gauge("publishing_paused", "Whether an operator has paused publishing.", "publishing_paused", ""),
+    Gauge("task_queues_paused", "Of what is paused, queues of tasks.", "task_queues_paused", ""),
+    Gauge("subscription_paused", "Whether an operator has paused it.", "paused_subscriptions", "paused"),
     Gauge("database_sessions", "Sessions of the fleet at the context's server.", "sessions", "held"),
     Gauge("database_sessions_share", "How many the fleet takes by default.", "sessions", "share"),
 )
@@ -77,6 +83,10 @@ _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "overdue": (),
     "brake": (),
     "sessions": (),
+    "paused": (),
+    "publishing_paused": (),
+    "task_queues_paused": (),
+    "paused_subscriptions": ("subscription",),
     "tasks": (),
     "inbox": ("subscription",),
     "parked": ("subscription",),

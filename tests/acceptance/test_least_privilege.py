@@ -121,6 +121,7 @@ def incident(fleet: Deployed, message_id: UUID) -> str:
     return str(wait_for("the incident appears", find))
 
 
+@pytest.mark.timeout(900)  # some hundred commands, on a machine that may have other things to do
 def test_everything_works_with_the_least_of_rights(fleet: Deployed, handler: HandlerService) -> None:
     fleet.scheduler()
     worker = fleet.worker()

@@ -61,6 +61,7 @@ class Strict(HandlerService):
             return Response(status_code=401)
         if "incidents" in (alert := json.loads(body)):
             self.alerts.append(alert)
+        if "class" in alert:
             return Response(status_code=204)
         return await super()._handle(request)
 

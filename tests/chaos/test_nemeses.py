@@ -671,7 +671,8 @@ def test_a_job_runs_when_an_operator_asks_for_it(rig: Rig, history: History) -> 
     stage = Stage(rig, Random(1), history, 1)
     assert operators._schedule_run in operators.COMMANDS
     before = len(runs(rig, cron_jobs.ASKED))
-    assert operators.run(stage, operators._schedule_run(stage)) == "done"
+    words = [*operators._schedule_run(stage), "--wait", str(DEADLINE_S)]
+    assert operators.run(stage, words, 2 * DEADLINE_S) == "done"
     [run] = runs(rig, cron_jobs.ASKED)[before:]
     assert run.done
     collect.collect(rig.urls, rig.nats.url, history)

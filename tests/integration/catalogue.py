@@ -66,6 +66,7 @@ OUR_OUTBOX: dict[str, Column] = {
     "generation": (INT, NOT_NULL, "0"),
     "originals": (JSONB, NULL, None),
     "stream": (TEXT, NULL, None),
+    "attempt_log": (JSONB, NULL, None),
 }
 _READY = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NULL))"
 _LANE = (
@@ -84,6 +85,7 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",
     "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
+    "idx_outbox_discarded": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NOT NULL))",
     "uq_outbox_original": "(((originals ->> 'id'::text))) WHERE ((originals ->> 'id'::text) IS NOT NULL)",
 }
 OUR_INBOX: dict[str, Column] = {
@@ -113,6 +115,7 @@ OUR_INBOX: dict[str, Column] = {
     "originals": (JSONB, NULL, None),
     "source_id": (UUID, NULL, None),
     "let_go_at": (TIME, NULL, None),
+    "attempt_log": (JSONB, NULL, None),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -130,6 +133,10 @@ OUR_INBOX_INDEXES = {
     "idx_inbox_order": f"(subscription, order_key, order_seq, message_id) WHERE {_HOLDS}",
     "idx_inbox_holding": "(subscription, received_at) WHERE ((processed_at IS NULL) AND (dead_lettered_at IS NULL)"
     " AND (let_go_at IS NULL) AND ((enqueued_at IS NULL) OR (next_attempt_at IS NOT NULL)))",
+    "idx_inbox_held": "(subscription, received_at) WHERE ((next_attempt_at ="
+    " 'infinity'::timestamp with time zone) AND (processed_at IS NULL))",
+    "idx_inbox_discarded": "(processed_at) WHERE ((processed_at IS NOT NULL)"
+    " AND (dead_letter_class = 'discarded'::text))",
 }
 DEAD_LETTERS: dict[str, Column] = {
     "id": (BIGINT, NOT_NULL, "by default as identity"),
@@ -182,6 +189,22 @@ AUDIT_LOG: dict[str, Column] = {
     "action": (TEXT, NOT_NULL, None),
     "ids": ("text[]", NOT_NULL, None),
     "note": (TEXT, NULL, None),
+    "selection": (UUID, NULL, None),
+    "undoes": (BIGINT, NULL, None),
+    "about": (JSONB, NULL, None),
+}
+AUDIT_LOG_INDEXES: dict[str, str] = {
+    "idx_audit_log_at": "(at)",
+    "uq_audit_log_selection": "(selection) WHERE (selection IS NOT NULL)",
+    "uq_audit_log_undoes": "(undoes) WHERE (undoes IS NOT NULL)",
+}
+SELECTIONS: dict[str, Column] = {
+    "id": (UUID, NOT_NULL, None),
+    "made_at": (TIME, NOT_NULL, "now()"),
+    "kind": (TEXT, NOT_NULL, None),
+    "action": (TEXT, NOT_NULL, None),
+    "ids": ("text[]", NULL, None),
+    "wanted": (JSONB, NULL, None),
 }
 ARCHIVE_BATCHES: dict[str, Column] = {
     "kind": (TEXT, NOT_NULL, None),
@@ -316,7 +339,7 @@ TRIGGERS = {
     "relay_order_outbox_event": "BEFORE INSERT ON public.outbox_events FOR EACH ROW"
     " WHEN ((new.partition_key IS NULL)) EXECUTE FUNCTION relay_order_outbox_event()",
     "relay_raise_alert": "AFTER UPDATE OF dead_at ON public.outbox_events FOR EACH ROW"
-    " WHEN (((new.dead_at IS NOT NULL) AND (old.dead_at IS NULL)))"
+    " WHEN (((new.dead_at IS NOT NULL) AND (old.dead_at IS NULL) AND (new.published_at IS NULL)))"
     " EXECUTE FUNCTION relay_raise_alert()",
     "relay_wake_publisher": "BEFORE INSERT ON public.outbox_events FOR EACH STATEMENT"
     " EXECUTE FUNCTION relay_wake_publisher()",
@@ -359,6 +382,9 @@ RULES_WITH_SUBQUERIES = {
     "relay_attempt",
     "relay_inbox_key",
     "relay_may_call",
+    # Only where a failure is noted or a person looks, so no plan needs their text.
+    "relay_noted",
+    "relay_attempts_in_short",
 }
 
 # --- reading the catalogue ---
@@ -388,12 +414,14 @@ TASK_OUTBOX: dict[str, Column] = {
     "claimed_until": (TIME, NULL, None),
     "finished_at": (TIME, NULL, None),
     "originals": (JSONB, NULL, None),
+    "attempt_log": (JSONB, NULL, None),
 }
 TASK_OUTBOX_CONSTRAINTS = {
     "task_outbox_pkey": "PRIMARY KEY (id)",
     "chk_task_status": "CHECK ((status = ANY (ARRAY['pending'::text, 'delivered'::text, 'completed'::text,"
     " 'failed'::text, 'cancelled'::text])))",
-    "chk_task_waits_for": "CHECK ((waits_for = ANY (ARRAY['turn'::text, 'room'::text, 'handler'::text])))",
+    "chk_task_waits_for": "CHECK ((waits_for = ANY (ARRAY['turn'::text, 'room'::text, 'handler'::text,"
+    " 'resume'::text])))",
 }
 TASK_RATES: dict[str, Column] = {
     "type": (TEXT, NOT_NULL, None),

@@ -110,6 +110,15 @@ def task(connection: psycopg.Connection, name: str, state: str = "pending", **mo
     return number(name)
 
 
+def failing_message(connection: psycopg.Connection, name: str, **more: object) -> UUID:
+    """A message that waits for its next attempt."""
+    values = {**_WAITING, "id": number(name), "reason": None, "attempts": 3, **more}
+    connection.execute(_MESSAGE, values)
+    failing = "last_error = 'HTTP 503', next_attempt_at = now() + interval '9 s'"
+    connection.execute(f"UPDATE inbox_messages SET {failing} WHERE message_id = %s".encode(), [number(name)])
+    return number(name)
+
+
 def fill(sea: str, land: str) -> None:
     """Rows in every state in two databases."""
     with psycopg.connect(sea) as connection:
@@ -169,11 +178,7 @@ def fill_more(url: str) -> None:
         for name in ("order:7", "order:9"):
             connection.execute(parked, [name, number(name), "HTTP 422: no address"])
         connection.execute(_MESSAGE, {**_WAITING, "id": number("waiting-message"), "reason": None, "attempts": 0})
-        connection.execute(_MESSAGE, {**_WAITING, "id": number("failing-message"), "reason": None, "attempts": 3})
-        failing = "last_error = 'HTTP 503', next_attempt_at = now() + interval '9 s'"
-        connection.execute(
-            f"UPDATE inbox_messages SET {failing} WHERE message_id = %s", [number("failing-message")]
-        )
+        failing_message(connection, "failing-message")
         batch = """
             INSERT INTO archive_batches (kind, number, rows, size, sha256, first_id, first_at, last_id, last_at)
             VALUES ('outbox', 1, 5000, 412345, repeat('ab', 32), %(id)s, now() - interval '9 days', %(id)s, now())
@@ -181,6 +186,17 @@ def fill_more(url: str) -> None:
         connection.execute(batch, {"id": number("batch")})
         log = "INSERT INTO audit_log (actor, action, ids, note) VALUES ('ann', 'dlq.requeue', '{1,2}', 'mended')"
         connection.execute(log)
+        recorded = """
+            INSERT INTO history
+                (step, kind, name, at, done, failed, waiting, oldest_seconds, dead, handling, waited)
+            SELECT 'minute', kind, name, date_trunc('minute', now()) - n * interval '1 minute',
+                   60 + n, n % 3, n, n, 2, '{"20": 40, "30": 20, "41": 1}', '{"33": 60}'
+            FROM generate_series(0, 59) AS n,
+                 (VALUES ('outbox', ''), ('subscription', 'billing'), ('task', 'send_a_rather_long_mail'))
+                    AS it (kind, name)
+            WHERE n NOT BETWEEN 20 AND 25
+        """
+        connection.execute(recorded)
 
 
 def bite(url: str) -> dict[str, UUID]:

@@ -12,7 +12,7 @@ import jsonschema_rs
 
 from relay.ops.api.app import ContextPools, create_app
 from relay.ops.api.common import Ops, OpsLimits
-from relay.ops.console.overview import Flow
+from relay.ops.console.overview import Flow, Patient
 from relay.settings import Settings
 from tests.unit.ops_support import TOKENS
 
@@ -58,7 +58,7 @@ async def serving(
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=base_url) as client,
     ):
         # A page waits for all figures, however slow the machine is.
-        fastapi.state.flow = Flow(patience_s=30)
+        fastapi.state.flow, fastapi.state.alarms = Flow(patience_s=30), Patient(30)
         yield Api(client, fastapi.state.ops)
 
 

@@ -14,6 +14,7 @@ from relay import jobs
 from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
+from relay.domain.claim_tokens import mark_of, token_of
 from relay.settings import Settings
 from tests.integration.archiving import ANN, archived
 from tests.integration.console_rows import fill, fill_more, number
@@ -30,6 +31,7 @@ class Rows:
     context: str
     jobs: list[str]
     letters: list[int]
+    deed: int
 
     @property
     def settings(self) -> Settings:
@@ -43,6 +45,10 @@ class Rows:
             "inbox": number("failing-message"),
             "dead-letters": self.letters[0],
             "tasks": number("task-failed"),
+            "subscriptions": next(iter(self.settings.contexts[self.context].subscriptions)),
+            "task-types": "send_invoice",
+            "replays": 1,
+            "audit": self.deed,
         }
         found = {"context": self.context, "queue": jobs.HANDLE_QUEUE, "name": "nightly_report"}
         if "/{id}" in path:
@@ -53,12 +59,20 @@ class Rows:
         """For each route, as (method, path): queries of a GET, bodies of a POST, in an order that finds rows."""
         context, some = "/api/v1/contexts/{context}", {"limit": 1}
         dry = {"all": True, "dry_run": True}
-        return {
+        lists = ("events", "inbox", "dead-letters", "tasks", "parked", "schedule", "audit")
+        everywhere = {("GET", f"/api/v1/{it}"): [dict[str, Any]()] for it in lists}
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {
             ("GET", "/api/v1/contexts"): [{}],
             ("GET", "/api/v1/backlogs"): [{}],
             ("GET", "/api/v1/explain"): [{"id": str(number("first"))}],
+            ("GET", "/api/v1/find"): [
+                {"q": "type:order_*"},
+                {"q": str(number("first"))[:13]},
+            ],
             ("GET", "/api/v1/doctor"): [{}],
+            ("GET", "/api/v1/alarms"): [{}, {"context": self.context}],
             ("GET", "/api/v1/fleet"): [{}],
+            ("GET", "/api/v1/fleet/running"): [{}],
             ("GET", "/api/v1/streams"): [{}],
             ("GET", "/healthz"): [{}],
             ("GET", "/readyz"): [{}],
@@ -70,11 +84,20 @@ class Rows:
                 {"filter": {"event_type": "order_placed"}, "dry_run": True},
                 {"ids": [str(number("first"))]},
             ],
+            ("POST", f"{context}/events/discard"): [{"ids": [str(number("dead"))], "note": "a test"}],
+            ("POST", f"{context}/events/reopen"): [dry, {"ids": [str(number("dead"))]}],
             ("GET", f"{context}/inbox"): [some, {"thorough": True}],
             ("GET", f"{context}/inbox/groups"): [{"status": "failing"}],
             ("GET", f"{context}/inbox/{{id}}"): [{}, {"payload": True}],
             ("GET", f"{context}/inbox/{{id}}/payload"): [{}],
             ("POST", f"{context}/inbox/retry"): [dry, {"ids": [str(number("failing-message"))]}],
+            ("POST", f"{context}/inbox/hold"): [{"ids": [str(number("failing-message"))], "note": "a test"}],
+            ("POST", f"{context}/inbox/release"): [dry, {"ids": [str(number("failing-message"))]}],
+            ("POST", f"{context}/inbox/discard"): [{"ids": [str(number("failing-message"))], "note": "a test"}],
+            ("POST", f"{context}/inbox/reopen"): [dry, {"ids": [str(number("failing-message"))]}],
+            ("POST", f"{context}/replays"): [{"subscription": "billing", "handled": "skip"}],
+            ("GET", f"{context}/replays"): [{}],
+            ("POST", f"{context}/replays/{{id}}/stop"): [{}],
             ("GET", f"{context}/dead-letters"): [some, {"thorough": True, "class": "poison"}],
             ("GET", f"{context}/dead-letters/groups"): [{}],
             ("GET", f"{context}/dead-letters/{{id}}"): [{}, {"payload": True}],
@@ -87,18 +110,35 @@ class Rows:
             ("POST", f"{context}/dead-letters/wake"): [dry, {"ids": [self.letters[3]]}],
             ("POST", f"{context}/dead-letters/discard"): [{"ids": [self.letters[1]], "note": "a test"}],
             ("POST", f"{context}/dead-letters/resolve"): [{"ids": [self.letters[2]], "note": "a test"}],
+            ("POST", f"{context}/dead-letters/reopen"): [dry, {"ids": [self.letters[1]]}],
             ("GET", f"{context}/tasks"): [some, {"thorough": True}],
             ("GET", f"{context}/tasks/{{id}}"): [{}, {"payload": True}],
             ("GET", f"{context}/tasks/{{id}}/payload"): [{}],
             ("POST", f"{context}/tasks/retry"): [dry, {"ids": [str(number("task-failed"))]}],
             ("POST", f"{context}/tasks/cancel"): [dry, {"ids": [str(number("task-0"))]}],
+            ("POST", f"{context}/tasks/reopen"): [dry, {"ids": [str(number("task-0"))]}],
             ("GET", f"{context}/parked"): [{}],
-            ("POST", f"{context}/parked/release"): [{"keys": ["order:7", "none"]}],
+            ("POST", f"{context}/parked/release"): [dry, {"keys": ["order:7", "none"]}],
             ("GET", f"{context}/schedule"): [{}],
+            ("GET", f"{context}/schedule/{{name}}/runs"): [some, {}],
             ("POST", f"{context}/schedule/{{name}}/run"): [{"note": "a test"}],
             ("POST", f"{context}/schedule/{{name}}/pause"): [{}],
             ("POST", f"{context}/schedule/{{name}}/resume"): [{}],
+            ("GET", f"{context}/task-types/{{id}}"): [{}, {"span": "6h"}],
+            ("POST", f"{context}/controls/pause"): [
+                {"what": "publishing", "for": "1h"},
+                {"what": "event_type", "name": "x"},
+            ],
+            ("POST", f"{context}/controls/resume"): [{"what": "publishing"}],
+            ("POST", f"{context}/controls/limit"): [{"what": "task_type", "name": "mail", "rate": "10/1s"}],
+            ("GET", f"{context}/controls"): [{}],
+            ("POST", f"{context}/controls/restore"): [{"what": "task_type", "name": "mail"}],
+            ("GET", f"{context}/subscriptions"): [{}],
+            ("GET", f"{context}/subscriptions/{{id}}"): [{}],
             ("GET", f"{context}/audit"): [some, {"action": "dlq.requeue"}],
+            ("GET", f"{context}/history"): [{}, {"span": "48h"}, {"of": "outbox"}],
+            ("GET", f"{context}/audit/{{id}}"): [{}],
+            ("POST", f"{context}/audit/{{id}}/undo"): [{"note": "a test"}],
             ("GET", f"{context}/archive"): [{}],
             ("POST", f"{context}/archive/verify"): [{}],
             ("POST", f"{context}/archive/restore"): [dry, {"all": True}],
@@ -108,6 +148,30 @@ class Rows:
             ("POST", "/api/v1/queues/{queue}/requeue"): [{"ids": [self.jobs[0], "none"]}],
             ("POST", "/api/v1/queues/{queue}/delete"): [{"all": True}],
         }
+        return everywhere | found
+
+
+def _run_some(url: str) -> None:
+    """What the worker of the fleet has in hand: a message, a task and a run of a cron job; one has ended."""
+    with psycopg.connect(url) as connection:
+        token = token_of(1_700_000_000_000, mark_of(WORKER.host, WORKER.pid), 1)
+        for table, key, row in (
+            ("inbox_messages", "message_id", "waiting-message"),
+            ("task_outbox", "id", "task-1"),
+        ):
+            claim = (
+                f"UPDATE {table} SET claim_token = %s, claimed_until = now() + interval '1 hour' WHERE {key} = %s"
+            )
+            connection.execute(claim.encode(), [token, number(row)])
+        run = """
+            INSERT INTO scheduled_runs (job, scheduled_for, correlation_id, state, attempts, who, started_at,
+                finished_at, claim_token, claimed_until)
+            VALUES ('nightly_report', now() - %s * interval '1 day', gen_random_uuid(), %s, 1, %s, now(),
+                CASE WHEN %s THEN now() END, %s, now() + interval '1 hour')
+        """
+        who = f"{WORKER.host}:{WORKER.pid}"
+        connection.execute(run, [1, "finished", who, True, None])
+        connection.execute(run, [0, "started", who, False, token])
 
 
 @asynccontextmanager
@@ -117,12 +181,21 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
         await archive.events(2)
         fill(database, database)
         fill_more(database)
+        _run_some(database)
         context = archive.relay.context
         with psycopg.connect(database) as connection:
             connection.execute("DELETE FROM archive_batches")  # it has no file
         await archive.command(rows=1).run(ANN)
         with psycopg.connect(database) as connection:
             rows = connection.execute("SELECT id FROM dead_letters ORDER BY id").fetchall()
+            snoozed = "UPDATE dead_letters SET snoozed_until = now() + interval '1 hour' WHERE id = %s"
+            connection.execute(snoozed, rows[4])
+            deed = connection.execute(
+                "INSERT INTO audit_log (actor, action, ids) VALUES ('ann', 'dlq.snooze', ARRAY[%s::text])"
+                " RETURNING id",
+                rows[4],
+            ).fetchone()
+            assert deed is not None
         broker = create_broker(redis, namespace=namespace, middleware=[])
         dead = kill(broker, *(handling(context, "billing") for _ in range(3)))
         gates = Gates(redis, namespace)
@@ -142,4 +215,4 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
             },
             "ops": {"users": {"all": {**USERS["operator"], "payloads": True}}},
         }
-        yield Rows(settings, context, dead, [id for (id,) in rows])
+        yield Rows(settings, context, dead, [id for (id,) in rows], deed[0])

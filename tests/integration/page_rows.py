@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import nats
 import psycopg
 
-from tests.integration.console_rows import event, letter, task
+from tests.integration.console_rows import event, failing_message, letter, number, task
 
 CONFIG = """\
 [contexts.vibespro]
@@ -19,6 +19,14 @@ filter_subject = "vibespro.event.>"
 handler = "http://127.0.0.1:9/handle"
 order = "key"
 failed_head = "park"
+[contexts.sea.subscriptions.billing]
+stream = "VIBESPRO_EVENTS"
+filter_subject = "vibespro.event.>"
+handler = "http://127.0.0.1:9/handle"
+[contexts.sea.subscriptions.newcomer]
+stream = "VIBESPRO_EVENTS"
+filter_subject = "vibespro.event.>"
+handler = "http://127.0.0.1:9/handle"
 [contexts.sea.archive]
 after = "90d"
 directory = "{archive}"
@@ -28,6 +36,13 @@ MESSAGE = UUID("019c0b7e-52c3-7a41-9d1c-5a0e3f1f2b77")
 DEAD_EVENT = UUID("0198c0de-0000-7000-8000-000000000001")
 FAILED_TASK = UUID("01932f7e-0000-7000-8000-000000000001")
 ARCHIVED_OPERATION = UUID("018f0000-0000-7000-8000-000000000001")
+#: What operators did before the reader comes: there is something to take back.
+DONE_BEFORE = (
+    ("outbox", "discard", str(number("given-up")), "--note", "a test", "--context", "vibespro"),
+    ("inbox", "hold", str(number("kept-back")), "--note", "a test"),
+    ("inbox", "discard", str(number("left-out")), "--note", "a test"),
+    ("subscriptions", "pause", "from_vibespro", "--note", "charges twice"),
+)
 #: Ids of which pages show the beginning.
 IDS = (DEAD_EVENT, FAILED_TASK, ARCHIVED_OPERATION)
 #: How often something was published before that event.
@@ -54,9 +69,12 @@ def fill(sea: str, vibespro: str) -> None:
         )
         event(connection, "dead", "dead", id=DEAD_EVENT, error="PAYLOAD_TOO_LARGE: 1.4 MB, the server takes 1 MB")
         event(connection, "failing", "failing", error="STREAM_MISSING: no stream takes vibespro.event.x.v1")
+        event(connection, "wrong-price", payload='{"price": 0}')
+        event(connection, "given-up")
         connection.execute(_JOB, ["publish:vibespro"])
     with psycopg.connect(sea) as connection:
         _incidents(connection)
+        _waiting(connection)
         _tasks(connection)
         connection.execute(_JOB, ["publish:sea"])
         ended(connection)
@@ -73,6 +91,22 @@ def _incidents(connection: psycopg.Connection) -> None:
         " VALUES ('from_vibespro', 'order:17', %s, %s)",
         [MESSAGE, _TIMEOUT],
     )
+
+
+def _waiting(connection: psycopg.Connection) -> None:
+    """Messages that wait, and replays into the inbox: the third of them runs."""
+    for name in ("wrong-price", "kept-back", "left-out"):
+        failing_message(connection, name)
+    connection.execute(
+        "UPDATE inbox_messages SET partition_key = 'customer:47', body = %s WHERE message_id = %s",
+        ['{"event_type": "order_placed", "payload": {"order": {"id": 47}}}', number("wrong-price")],
+    )
+    for state in ("finished", "stopped", "running"):
+        connection.execute(
+            "INSERT INTO inbox_replays (subscription, state, until, again, rate, actor)"
+            " VALUES ('from_vibespro', %s, now(), false, 100, 'ann')",
+            [state],
+        )
 
 
 def _tasks(connection: psycopg.Connection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -65,9 +65,15 @@ class Plan:
 
 
 def explain(
-    conn: Connection, name: str, *, generic: bool = False, after: str | None = None, **parameters: Any
+    conn: Connection,
+    name: str,
+    *,
+    generic: bool = False,
+    after: str | None = None,
+    turn: Callable[[str], str] = str,
+    **parameters: Any,
 ) -> Plan:
-    """Run a statement, roll it back, and return its plan.
+    """Run a statement, roll it back, and return its plan. ``turn``: changes its text.
 
     ``generic``: the plan for any values, which PostgreSQL may choose once it has prepared a statement.
     ``after``: the statement that its transaction begins with.
@@ -76,7 +82,7 @@ def explain(
         if after is not None:
             conn.execute(statement(after))
         if not generic:
-            cursor = conn.execute(f"{_EXPLAIN} {statement(name)}".encode(), parameters)
+            cursor = conn.execute(f"{_EXPLAIN} {turn(statement(name))}".encode(), parameters)
         else:
             cursor = _explain_generic(conn, name, parameters)
         found = cursor.fetchone()

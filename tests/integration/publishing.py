@@ -33,6 +33,7 @@ from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, Source, connected
 from relay.adapters.postgres.wakeup import DuePollTimes
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
+from relay.domain.controls import Controls, uncontrolled
 from relay.domain.errors import Outage
 from relay.domain.facts import Fact
 from relay.domain.ordering import Shard
@@ -249,8 +250,8 @@ class Relay:
     nats_url: str
     context: str = field(default_factory=lambda: f"context{next(_numbers)}")
     facts: list[Fact] = field(default_factory=list)
-    #: The default of the settings. Tests of a broker that is slow or silent shorten it.
-    ack_timeout: timedelta = timedelta(seconds=2)
+    #: Longer than a busy machine stands still. Tests of a broker that is slow or silent shorten it.
+    ack_timeout: timedelta = timedelta(seconds=30)
     #: When the commands made from now on search for low-water marks.
     search: SearchLimits = SEARCH_LIMITS
 
@@ -316,6 +317,7 @@ class Relay:
         claimed: Hook | None = None,
         settled: Hook | None = None,
         source: Source | None = None,
+        controls: Callable[[], Awaitable[Controls]] = uncontrolled,
     ) -> PublishOutboxEvents:
         """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
@@ -335,7 +337,7 @@ class Relay:
         )
         if claimed or settled:
             outbox = Interposed(outbox, claimed, settled)
-        return PublishOutboxEvents(config, outbox, self.publisher, self.facts.append)
+        return PublishOutboxEvents(config, outbox, self.publisher, self.facts.append, controls=controls)
 
     async def drained(self, command: PublishOutboxEvents | None = None) -> None:
         """Drain, as ticks do, until everything is published."""

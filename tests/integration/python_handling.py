@@ -105,11 +105,13 @@ class _Direct(RunInThread[UUID, ClaimedMessage, HandlerRequest]):
 class InThread:
     """Processes messages as a worker thread does, and waits until the event loop is done with them too.
 
+    ``threads``: those it has started; one whose function took too long may go on after `process`.
     ``replaced``: the threads that others would have been put in the place of. ``waiting``: what the process has
     fetched and not begun. ``ahead``: whether each message is claimed before its turn.
     """
 
     def __init__(self, one: OneByOne, *, ahead: bool, limits: PrefetchLimits = USUAL_LIMITS) -> None:
+        self.threads: list[threading.Thread] = []
         self.replaced: list[threading.Thread] = []
         self.waiting: list[UUID] = []
         self._ahead = ahead
@@ -149,7 +151,8 @@ class InThread:
             except BaseException as error:
                 tell(done.set_exception, error)
 
-        threading.Thread(target=run, daemon=True).start()
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
         await asyncio.wait({done, given_up}, return_when=asyncio.FIRST_COMPLETED)
         if given_up.done():
             return self._delays.get(message_id)
@@ -181,6 +184,7 @@ class Handling:
         #: A chunk is one transaction, however slow the machine is.
         self.max_transaction = 3_600.0
         self._made: list[PythonEventHandler] = []
+        self._direct: list[InThread] = []
 
     def handler(
         self, *functions: Callable[..., Any], timeout: float = 10, unknown: Unknown = "dead-letter", **routes: Any
@@ -204,9 +208,14 @@ class Handling:
         one = self.sub.process(handler, **parts)
         if not handler.plain:
             return one
-        return InThread(one, ahead=self.ahead, limits=self.limits)
+        self._direct.append(InThread(one, ahead=self.ahead, limits=self.limits))
+        return self._direct[-1]
 
     async def close(self) -> None:
+        """Wait for functions that were given up, too: their threads tell this loop when they are done."""
+        for direct in self._direct:
+            for thread in direct.threads:
+                await asyncio.to_thread(thread.join, 60)
         for handler in self._made:
             await handler.transactions.close()
 

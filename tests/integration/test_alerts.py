@@ -129,6 +129,8 @@ async def office(database_url: str) -> AsyncIterator[Office]:
 
 # --- every final failure ---
 
+NOBODY: Any = {"worker": "{}"}
+
 
 async def dead_letter(office: Office, id: UUID) -> None:
     await office.dead_letters(message_id=id)
@@ -136,13 +138,18 @@ async def dead_letter(office: Office, id: UUID) -> None:
 
 async def dead_event(office: Office, id: UUID) -> None:
     await office.run(EVENT, id=id)
-    failure = {"ids": [id], "errors": ["unrecoverable: over the server's limit"], "delays": [None], "counted": [1]}
+    failure = {
+        "ids": [id],
+        "errors": ["unrecoverable: over the server's limit"],
+        "delays": [None],
+        "counted": [1],
+    } | NOBODY
     await office.do("outbox/record_failures", **failure)
 
 
 async def failed_task(office: Office, id: UUID) -> None:
     await office.run(TASK, id=id, token=id)
-    await office.do("tasks/fail", id=id, token=id, error="LookupError at app.book:7")
+    await office.do("tasks/fail", id=id, token=id, error="LookupError at app.book:7", note="{}")
 
 
 async def failed_run(office: Office, id: UUID) -> None:
@@ -216,13 +223,13 @@ async def test_an_alert_of_a_dead_letter_tells_the_trace(
 async def test_a_failure_that_is_rolled_back_alerts_nobody(office: Office) -> None:
     async with office.pool.connection() as conn, conn.transaction(force_rollback=True):
         await conn.execute(TASK, {"id": (id := uuid4()), "token": id})
-        await conn.execute(statement("tasks/fail"), {"id": id, "token": id, "error": "x"})
+        await conn.execute(statement("tasks/fail"), {"id": id, "token": id, "error": "x", "note": "{}"})
     assert await office.sender().run() == 0
 
 
 async def test_a_failed_attempt_that_is_repeated_alerts_nobody(office: Office) -> None:
     await office.run(EVENT, id=(id := uuid4()))
-    retry = {"ids": [id], "errors": ["x"], "delays": [timedelta(seconds=1)], "counted": [1]}
+    retry = {"ids": [id], "errors": ["x"], "delays": [timedelta(seconds=1)], "counted": [1]} | NOBODY
     await office.do("outbox/record_failures", **retry)
     assert await office.sender().run() == 0
 

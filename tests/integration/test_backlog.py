@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import pytest
 from relay.adapters.postgres import migrations
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.pool import Pool
+from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOperations
 from relay.devstack import PostgresServer
 from relay.domain.backlogs import InboxBacklog
 from relay.domain.errors import DatabaseUnreachable, SchemaMissing, UnknownContext, of_context
+from relay.ops.kinds import EVENTS
 from tests.integration.publishing import open_backlog_reader
 
 Connection = psycopg.Connection[Any]
@@ -208,9 +210,9 @@ def test_relay_backlog_prints_each_context(conn: Connection, database_url: str, 
     ended = relay(tmp_path, {"sea": database_url}, "backlog")
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = [line.split() for line in ended.stdout.splitlines()]
-    assert lines[0] == ["context", "table", "count", "oldest", "waiting", "for", "tried", ">", "3", "dead"]
-    assert (lines[1][:5], lines[1][-1]) == (["sea", "outbox", "3", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], "1")
-    assert (lines[2][:4], lines[2][-2:]) == (["inbox", "4", f"{OLDER:%Y-%m-%dT%H:%M:%SZ}", "2"], ["1", "2"])
+    assert lines[0] == ["context", "table", "waiting", "oldest", "delayed", "tried", ">", "3", "dead", "all"]
+    assert (lines[1][:3], lines[1][-4:]) == (["sea", "outbox", "2"], ["d", "0", "1", "3"])
+    assert (lines[2][:3], lines[2][-4:]) == (["sea", "inbox", "2"], ["d", "1", "2", "4"])
     since = f"{NEW:%Y-%m-%dT%H:%M:%SZ}"
     assert " ".join(lines[3]) == f"producers are delayed: sea is full (since {since})"
 
@@ -219,13 +221,28 @@ def test_relay_backlog_speaks_json(conn: Connection, database_url: str, tmp_path
     fill(conn)
     ended = relay(tmp_path, {"sea": database_url}, "backlog", "--json", "--context", "sea")
     [found] = json.loads(ended.stdout)
-    assert found.keys() == {"context", "outbox", "inbox", "brake", "full"}
-    assert (found["brake"], found["full"]) == (None, [])
+    assert found.keys() == {"context", "outbox", "inbox", "brake", "full", "controls"}
+    assert (found["brake"], found["full"], found["controls"]) == (None, [], [])
     assert found["outbox"].pop("waiting_age_seconds") > 0
     assert found["inbox"].pop("waiting_age_seconds") > 0
     oldest = f"{OLDER:%Y-%m-%dT%H:%M:%SZ}"
-    assert found["outbox"] == {"count": 3, "oldest_at": oldest, "waiting": 2, "dead": 1, "estimated": False}
-    inbox = {"count": 4, "oldest_at": oldest, "waiting": 2, "failed_attempts": 1, "dead": 2, "estimated": False}
+    assert found["outbox"] == {
+        "count": 3,
+        "oldest_at": oldest,
+        "waiting": 2,
+        "dead": 1,
+        "estimated": False,
+        "delayed": 0,
+    }
+    inbox = {
+        "count": 4,
+        "oldest_at": oldest,
+        "waiting": 2,
+        "failed_attempts": 1,
+        "dead": 2,
+        "estimated": False,
+        "held": 0,
+    }
     assert found["inbox"] == inbox
 
 
@@ -273,3 +290,54 @@ def test_relay_db_sql_prints_what_makes_the_tables(empty_database: str, tmp_path
     with psycopg.connect(empty_database, autocommit=True) as conn:
         conn.execute(printed.stdout.encode())
     assert relay(tmp_path, {"sea": empty_database}, "db", "status").returncode == 0
+
+
+# --- delayed events ---
+
+LATER = datetime.now(UTC) + timedelta(days=300)
+
+
+async def test_a_delayed_event_waits_only_from_its_time_on(conn: Connection, database_url: str) -> None:
+    event(conn, OLD, available_at=LATER)
+    async with open_backlog_reader(database_url) as reader:
+        found = await reader.outbox_backlog()
+        assert (found.count, found.waiting, found.delayed, found.waiting_age_seconds) == (1, 0, 1, 0)
+        due = datetime.now(UTC) - timedelta(hours=1)
+        event(conn, OLD, available_at=due)
+        found = await reader.outbox_backlog()
+        assert (found.count, found.waiting, found.delayed) == (2, 1, 1)
+        assert found.waiting_age_seconds == pytest.approx(3_600, abs=60)
+        event(conn, OLD, available_at=LATER, publish_attempts=1, publish_error="too large")
+        found = await reader.outbox_backlog()
+        assert (found.count, found.waiting, found.delayed) == (3, 2, 1)
+        assert found.waiting_age_seconds == pytest.approx((datetime.now(UTC) - OLD).total_seconds(), abs=60)
+
+
+@pytest.mark.parametrize(
+    ("columns", "state"),
+    [
+        ({"available_at": LATER}, "delayed"),
+        ({"available_at": NEW}, "waiting"),
+        ({}, "waiting"),
+        ({"available_at": LATER, "publish_attempts": 1}, "failing"),
+        ({"available_at": LATER, "dead_at": NEW, "publish_attempts": 9}, "dead"),
+        ({"available_at": LATER, "published_at": NEW}, "published"),
+    ],
+)
+async def test_an_event_has_one_state_in_lists_and_on_its_page(
+    conn: Connection, database_url: str, columns: dict[str, object], state: str
+) -> None:
+    event(conn, OLD, **columns)
+    pool = Pool(database_url, max_size=2, application_name="operator")
+    await pool.open()
+    try:
+        store = PostgresOutboxOperations(pool.connection)
+        for asked in EVENTS.states:
+            page = await store.find(EventFilter(statuses=[asked]), 10)
+            assert [it["status"] for it in page.items] == ([state] if asked == state else [])
+        [row] = (await store.find(EventFilter(statuses=list(EVENTS.states)), 10)).items
+        one = await store.get(row["id"])
+    finally:
+        await pool.close()
+    assert one is not None
+    assert (one["status"], one["available_at"]) == (state, columns.get("available_at"))

@@ -33,7 +33,7 @@ def test_a_quick_run_of_each_kind_prints_a_table_and_writes_figures(tmp_path: Pa
     found = json.loads(file.read_text())
     assert found["conditions"]["rounds"] == 1
     assert found["conditions"]["sync_interval"] == "2m"
-    assert len(found["rows"]) == 12
+    assert len(found["rows"]) == 13
     for row in found["rows"]:
         assert row["value"] > 0
         assert row["ratio"] == pytest.approx(row["value"] / row["reference"]["value"])

@@ -108,7 +108,7 @@ async def test_an_empty_list_says_what_was_looked_for_and_what_is_hidden(
         relay.add(event("v1"), event("v2"))
         await relay.command().drain(Shard(0, 1))
         waits = relay.add(event("v3"))
-        hidden = "In all states: 3. See --status waiting or published.\n"
+        hidden = "In all states: 3. See --status waiting, delayed, published or discarded.\n"
         assert shell("outbox", "list", *SEA).endswith(f"\n{hidden}")
         found = shell("outbox", "list", "--status", "waiting", "--aggregate", "vibe:v9", *SEA)
         assert found.startswith(
@@ -131,7 +131,7 @@ async def test_a_list_shows_id_status_and_reason_at_any_width(
         shown = shell("outbox", "list", *SEA, width=width)
     assert max(map(len, shown.splitlines())) <= width
     assert (str(dead) in shown, "dead" in shown, "sea" in shown, "unrecoverable" in shown) == (True,) * 4
-    assert "s ago" in shown
+    assert re.search(r" s ago|now", shown)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -139,7 +139,8 @@ async def test_dead_letters_show_id_status_and_reason_at_any_width(desk: Desk, s
     _, id = await desk.incident()
     shown = shell("dlq", "list", *SEA, width=width)
     assert max(map(len, shown.splitlines())) <= width
-    assert (str(id) in shown, "open" in shown, "sea" in shown, "why" in shown, "s ago" in shown) == (True,) * 5
+    assert (str(id) in shown, "open" in shown, "sea" in shown, "why" in shown) == (True,) * 4
+    assert re.search(r" s ago|now", shown)
 
 
 FORGED = (

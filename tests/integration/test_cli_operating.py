@@ -98,7 +98,7 @@ class Shell:
         output, errors = _Terminal() if width else io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(self._directory),
-            patch.dict(os.environ, self._environment | {"COLUMNS": str(width)}, clear=True),
+            patch.dict(os.environ, self._environment | {"COLUMNS": str(width), "NO_COLOR": "1"}, clear=True),
             patch.multiple(sys, argv=["relay", *arguments], stdin=_Answer(answer, meanwhile)),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(errors),
@@ -197,7 +197,16 @@ async def test_the_audit_log_is_listed_as_the_other_rows_are(desk: Desk, shell: 
 async def test_requeue_by_id_needs_no_confirmation_and_names_its_operator(desk: Desk, shell: Shell) -> None:
     message_id, id = await desk.incident()
     answer = shell.json("dlq", "requeue", str(id), "--actor", "bob", "--note", "handler mended")
-    assert answer == {"context": "sea", "action": "requeued", "done": [str(id)], "refused": []}
+    [deed] = await desk.sub.query("SELECT id FROM audit_log")
+    assert answer == {
+        "context": "sea",
+        "action": "requeued",
+        "done": [str(id)],
+        "refused": [],
+        "deed": deed["id"],
+        "left": 0,
+        "gone": 0,
+    }
     assert (await desk.audit())[-1]["actor"] == "bob"
     assert list(await desk.sub.inbox.overdue(SUBSCRIPTION, 10)) == [message_id]
     again = shell("dlq", "requeue", str(id), status=1)

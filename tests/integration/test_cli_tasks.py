@@ -57,7 +57,16 @@ async def test_tasks_are_cancelled_and_run_again_by_id_and_by_filter(tasks: Task
     refused = shell("tasks", "cancel", str(first), *SEA, status=1)
     assert f"error NOT_CANCELLABLE: {first}: is cancelled" in refused
     answer = json.loads(shell("tasks", "retry", str(first), "--note", "after all", "--json", *SEA))
-    assert answer == {"context": "sea", "action": "run again", "done": [str(first)], "refused": []}
+    [deed] = await tasks.query("SELECT id FROM audit_log WHERE note = 'after all'")
+    assert answer == {
+        "context": "sea",
+        "action": "run again",
+        "done": [str(first)],
+        "refused": [],
+        "deed": deed["id"],
+        "left": 0,
+        "gone": 0,
+    }
     assert (await tasks.row(first))["status"] == "pending"
     assert shell.json("tasks", "retry", "--all", *SEA)["done"] == [], "cancelled ones only by id"
     history = shell.json("tasks", "show", str(first), *SEA)["history"]

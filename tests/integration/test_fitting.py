@@ -14,11 +14,13 @@ from relay.adapters.postgres.budget import Budget, Budgets
 from relay.adapters.postgres.failures import NO_ROOM
 from relay.adapters.postgres.fitting import FitConnections
 from relay.adapters.postgres.pool import Pool
-from relay.adapters.postgres.transactions import HandlerTransactions
+from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
+from relay.bootstrap import Application
 from relay.devstack import PostgresServer
 from relay.domain.errors import ConnectionsBusy, DatabaseUnreachable
 from relay.domain.members import Member, Seen
 from relay.execution.calls import answer
+from relay.settings import load_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -155,3 +157,22 @@ async def test_a_refusal_spends_no_attempt_and_makes_the_process_give_way(small:
         budget.fit(16)
         assert budget.most == most
     await functions.close()
+
+
+async def test_subscriptions_of_a_context_share_the_connections_of_their_functions(
+    small: PostgresServer, tmp_path: Path
+) -> None:
+    """With connections of its own, each subscription would close those of another as soon as there are few."""
+    config = tmp_path / "relay.toml"
+    config.write_text(f'[contexts.sea]\ndatabase_url = "{small.url}"\n')
+    application = Application(load_settings(config, {}))
+    limits = [timedelta(seconds=5), timedelta(seconds=9)]
+    found = [application.transactions("sea", "handler", limit) for limit in limits]
+    apart = application.transactions("sea", "tasks", limits[0])
+    for transactions, limit in zip(found, limits, strict=True):
+        settlement = Settlement("session/process", {})
+        with transactions.for_row().settle(settlement) as transaction:
+            [told] = transaction.connection.execute("SHOW idle_in_transaction_session_timeout").fetchone() or ()
+        assert told == f"{limit.seconds}s"
+        assert [it.idle for it in (*found, apart)] == [1, 1, 0]
+    await found[0].close()

@@ -14,7 +14,17 @@ from tests.integration.crowded import messages, repeatable
 from tests.integration.plans import explain, held_to
 
 ANY: dict[str, Any] = {
-    **dict.fromkeys([*(it.name for it in fields(MessageFilter)), "before_at", "before_id", "unless", "keys"]),
+    **dict.fromkeys(
+        [
+            *(it.name for it in fields(MessageFilter)),
+            "before_at",
+            "before_id",
+            "unless",
+            "keys",
+            "payload_path",
+            "payload_value",
+        ]
+    ),
     **ends(PostgresMessageOperations.orders, {}),
 }
 UNFINISHED = ["waiting", "failing", "running", "parked"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
 import psycopg
 import pytest
 
+from relay.adapters.postgres.incidents import PostgresIncidents
+from relay.adapters.postgres.pool import connected
+from relay.domain.incidents import IncidentFilter, IncidentStatus
 from tests.integration.plans import explain
 
 ANY: dict[str, Any] = dict.fromkeys(
@@ -15,6 +19,7 @@ ANY: dict[str, Any] = dict.fromkeys(
         "kinds",
         "subscription",
         "event_type",
+        "partition_key",
         "reason",
         "unless",
         "since",
@@ -22,6 +27,8 @@ ANY: dict[str, Any] = dict.fromkeys(
         "message_name",
         "correlation_id",
         "before",
+        "recorded_since",
+        "recorded_until",
     )
 )
 LETTERS = """
@@ -46,3 +53,21 @@ def test_a_list_of_dead_letters_is_read_through_its_indexes(database_url: str, s
                 plan = explain(conn, "incidents/incidents", **asked)
                 assert plan.read_whole() == set()
                 assert plan.touched <= touched
+
+
+@pytest.mark.anyio
+async def test_a_short_look_for_a_reason_reads_the_newest_letters_only(database_url: str) -> None:
+    """A pattern takes long, and dead letters are many when a handler is away for a night."""
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(LETTERS.encode())
+        conn.execute("UPDATE dead_letters SET recorded_at = now() + id * interval '1 ms', reason = 'x' || id")
+        conn.execute("VACUUM ANALYZE dead_letters")
+    async with connected(database_url, "test") as lend:
+        store = PostgresIncidents(lend, window=100)
+        for oldest, end in ((False, "since"), (True, "until")):
+            wanted = IncidentFilter.usual(statuses=(IncidentStatus.OPEN,), reason="x")
+            page = await store.find(wanted, 50, short=True, oldest=oldest)
+            assert page.total in (100, 101)
+            assert [name for name, at in asdict(page.reach["recorded"]).items() if at] == [end]
+            whole = await store.find(wanted, 50, oldest=oldest)
+            assert ([it["id"] for it in whole.items], whole.total) == ([it["id"] for it in page.items], 1_200)

@@ -290,3 +290,17 @@ def test_this_process_is_described() -> None:
 )
 def test_the_busy_part_is_that_of_all_threads(usages: list[Any], part: float | None) -> None:
     assert busy_part(usages) == part
+
+
+async def test_the_releases_of_workers_that_are_there_are_counted(found: Found) -> None:
+    workers = [replace(WORKER, id=id, version=version) for id, version in (("a", "1"), ("b", "2"), ("c", "2"))]
+    for member in [*workers, replace(WORKER, id="lost", version="0"), replace(SUPERVISOR, version="3")]:
+        await found.members.beat(member)
+    await found.age("lost", LOST_AFTER_S + 1)
+    assert await found.members.releases() == {"1": 1, "2": 2}
+
+
+async def test_without_redis_no_release_is_known() -> None:
+    gates = Gates("redis://127.0.0.1:1/0", "nowhere")
+    assert await Members(gates.client, "nowhere").releases() == {}
+    await gates.aclose()

@@ -69,13 +69,30 @@ async def test_what_waits_in_the_inbox_is_told_by_subscription(conn: Connection,
     assert (found["b"].count, found["b"].oldest_age_seconds, found["b"].failed_attempts) == (1, age(2), 0)
 
 
-async def test_a_delayed_event_waits_and_is_not_overdue(conn: Connection, database_url: str) -> None:
+async def test_a_delayed_event_waits_from_its_time_on_and_is_not_overdue(
+    conn: Connection, database_url: str
+) -> None:
     put(conn, "outbox_events", {"occurred_at": 9, "available_at": -1})
     found = await backlogs(database_url)
-    assert (found.outbox.waiting, found.outbox.waiting_age_seconds, found.overdue) == (1, age(9), 0)
+    assert (found.outbox.waiting, found.outbox.delayed, found.outbox.waiting_age_seconds) == (0, 1, 0)
+    assert found.overdue == 0
     put(conn, "outbox_events", {"occurred_at": 8, "available_at": 2})
     put(conn, "outbox_events", {"occurred_at": 1})
-    assert (await backlogs(database_url)).overdue == age(2)
+    found = await backlogs(database_url)
+    assert (found.outbox.waiting, found.outbox.delayed, found.outbox.waiting_age_seconds) == (2, 1, age(2))
+    assert found.overdue == age(2)
+
+
+async def test_more_delayed_events_than_are_counted_hide_none_that_waits(
+    conn: Connection, database_url: str
+) -> None:
+    for _ in range(5):
+        put(conn, "outbox_events", {"occurred_at": 9, "available_at": -1})
+    assert (await backlogs(database_url, counted=3)).outbox.waiting_age_seconds == 0
+    put(conn, "outbox_events", {"occurred_at": 2})
+    assert (await backlogs(database_url, counted=3)).outbox.waiting_age_seconds == age(2)
+    put(conn, "outbox_events", {"occurred_at": 8, "available_at": 3})
+    assert (await backlogs(database_url, counted=3)).outbox.waiting_age_seconds == age(3)
 
 
 async def test_an_event_that_fails_is_overdue_whatever_its_back_off(conn: Connection, database_url: str) -> None:

@@ -39,7 +39,7 @@ async def test_a_requeued_message_is_handled_and_no_longer_dead(desk: Desk) -> N
     message_id, incident = await desk.incident(503, max_attempts=1)
     before = (await desk.sub.js.stream_info(desk.sub.stream)).state.last_seq
     assert await swept(desk) == []
-    assert await desk.incidents.requeue([incident], ANN) == Outcome((str(incident),), ())
+    assert await desk.incidents.requeue([incident], ANN) == Outcome((str(incident),), (), deed=1)
     assert await swept(desk) == [message_id]
     row = await desk.sub.row(message_id)
     reset = (row["attempts"], row["dead_letter_reason"], row["dead_letter_class"], row["dead_lettered_at"])

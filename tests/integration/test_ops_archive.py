@@ -112,3 +112,18 @@ async def test_a_context_without_an_archive_says_so(
             refused = await api.post(f"/contexts/sea/archive/{action}", {"all": True}, 404)
             assert refused["error"]["code"] == "ARCHIVE_OFF"
         assert (await api.post("/contexts/sea/archive/verify", {}, 404))["error"]["code"] == "ARCHIVE_OFF"
+
+
+@pytest.mark.parametrize("act", ["restore", "replay"])
+async def test_rows_that_are_archived_after_the_count_are_left(api: Api, archive: Archive, act: str) -> None:
+    path = f"/contexts/{archive.relay.context}/archive/{act}"
+    dry = await api.post(path, {"all": True, "dry_run": True})
+    late = await archive.events(2)
+    await archive.command(rows=1).run(ANN)
+    done = await api.post(path, {"selection": dry["selection"]})
+    assert (dry["count"], done["count"]) == (5, 5)
+    assert not {*late} & {*archive.in_table()}
+    shown = await api.get(f"/contexts/{archive.relay.context}/audit/{done['deed']}")
+    assert shown["action"] == {"restore": "archive.restore", "replay": "outbox.replay"}[act]
+    again = await api.post(path, {"selection": dry["selection"]}, 409)
+    assert again["error"]["code"] == "SELECTION_USED"

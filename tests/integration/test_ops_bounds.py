@@ -154,8 +154,8 @@ def paths(rows: Rows) -> list[str]:
     asked = []
     for (method, path), queries in rows.requests().items():
         if method == "GET" and not path.endswith("/payload"):
-            base = path.format(**rows.names(path))
-            asked += [f"{base}?{urlencode(it | ({'limit': 500} if 'limit' in it else {}))}" for it in queries]
+            base, most = path.format(**rows.names(path)), 100 if path.endswith("/runs") else 500
+            asked += [f"{base}?{urlencode(it | ({'limit': most} if 'limit' in it else {}))}" for it in queries]
     pages = ["", "/doctor", "/fleet", "/streams", "/queues", f"/queues/jobs?queue={jobs.HANDLE_QUEUE}&args=true"]
     kinds = ("events", "inbox", "dead-letters", "tasks", "parked", "schedule", "audit", "archive")
     return [*asked, *pages, *(f"/contexts/{rows.context}/{kind}" for kind in kinds)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import hypothesis
 import pytest
 import schemathesis
@@ -30,6 +31,7 @@ from relay.devstack.ports import free_port
 from relay.ops.api.app import create_app
 from tests.integration.ops_rows import Rows, real_rows
 from tests.unit.ops_support import TOKENS
+from tests.waiting import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +62,7 @@ def url(rows: Rows) -> Iterator[str]:
     thread.join(30)
 
 
+@pytest.mark.timeout(600)  # some hundred requests are made up, on a machine that may have other things to do
 async def test_every_route_answers_as_its_document_says(url: str, rows: Rows) -> None:
     statuses = await asyncio.to_thread(fuzz, url, rows)
     assert sum(statuses.values()) > 60
@@ -71,7 +74,8 @@ def fuzz(url: str, rows: Rows) -> Counter[tuple[str, int]]:
     """Ask every route; returns how often each answered with which status."""
     headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
     document = f"{url}/api/v1/openapi.json"
-    schema = schemathesis.openapi.from_url(document, headers=headers, wait_for_schema=30)
+    wait_for("the document is made", lambda: httpx2.get(document, headers=headers, timeout=DEADLINE_S).is_success)
+    schema = schemathesis.openapi.from_url(document, headers=headers, wait_for_schema=30, timeout=DEADLINE_S)
     statuses = Counter[tuple[str, int]]()
     for found in schema.get_all_operations():
         for case in cases(found.ok(), rows):

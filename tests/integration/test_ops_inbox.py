@@ -31,12 +31,14 @@ STATES = {
     },
     "running": {"attempts": "1", "claimed_until": "now() + interval '1 h'"},
     "parked": {"enqueued_at": "'infinity'"},
+    "held": {"enqueued_at": "'infinity'", "next_attempt_at": "'infinity'"},
     "dead": {
         "dead_lettered_at": "now()",
         "dead_letter_reason": "'HTTP 422'",
         "dead_letter_class": "'deterministic'",
     },
     "processed": {"processed_at": "clock_timestamp()"},
+    "discarded": {"processed_at": "clock_timestamp()", "dead_letter_class": "'discarded'"},
 }
 
 

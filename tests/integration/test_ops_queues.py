@@ -18,6 +18,7 @@ from relay.devstack import NatsServer, ValkeyServer
 from relay.domain.tasks import TaskRef
 from relay.ops.queues import ListQueues, answer_for_queues
 from relay.ops.requests import ListTaskQueues
+from tests.integration.console_pages import Browser
 from tests.integration.ops_api import Api, configured, serving
 from tests.integration.publishing import query
 from tests.integration.tasking import Mail, Tasks
@@ -225,6 +226,68 @@ async def test_dead_jobs_are_deleted_also_unreadable_ones_and_not_more_than_the_
     assert (await api.get(f"{path}/jobs", user="reader"))["total"] == 0
     [entry] = await api.get("/contexts/sea/audit", user="reader")
     assert (entry["action"], entry["count"]) == ("queues.delete", 3)
+
+
+async def dead(api: Api) -> list[str]:
+    page = await api.get(f"/queues/{HANDLE}/jobs?state=dead", user="reader")
+    return [it["id"] for it in page["items"]]
+
+
+@pytest.mark.parametrize("which", ["all", "ticked"])
+@pytest.mark.parametrize("verb", ["requeue", "delete"])
+async def test_a_form_does_what_was_counted_and_does_it_once(
+    api: Api, broker: RelayBroker, database_url: str, verb: str, which: str
+) -> None:
+    browser, path = Browser(api.client, "operator"), f"/queues/{verb}"
+    counted = kill(broker, *(handling() for _ in range(3)))
+    chosen = {"all": "1"} if which == "all" else {"ids": counted[:2]}
+    done = counted if which == "all" else counted[:2]
+    asked = await browser.open(path, queue=HANDLE, **chosen)
+    assert f"{len(done)} dead jobs of {HANDLE}?" in asked.text
+    late = kill(broker, handling(), handling())
+    answer = await browser.send(path, [*asked.fields, ("note", "mended")], 303)
+    assert {*await dead(api)} == {*late, *counted} - {*done}
+    deed = answer.headers["location"]
+    # By Back and a press, or a reload: the same page, and nothing is done to what died since.
+    for _ in range(2):
+        assert (await browser.send(path, asked.fields, 303)).headers["location"] == deed
+    assert {*await dead(api)} == {*late, *counted} - {*done}
+    page = await browser.open(deed)
+    assert (page.outcome, "mended" in page.text) == ((str(len(done)), "0"), True)
+    [entry] = query(database_url, "SELECT action, ids FROM audit_log")
+    assert (entry["action"], {*entry["ids"]}) == (f"queues.{verb}", {f"{HANDLE}/{id}" for id in done})
+
+
+async def test_a_form_says_which_counted_jobs_are_not_dead_any_more(
+    api: Api, broker: RelayBroker, database_url: str
+) -> None:
+    browser = Browser(api.client, "operator")
+    counted = kill(broker, handling(), handling())
+    first, second, third = [await browser.open("/queues/delete", queue=HANDLE, all="1") for _ in range(3)]
+    one = await browser.open("/queues/delete", queue=HANDLE, ids=counted[:1])
+    assert (await browser.send("/queues/delete", one.fields)).outcome == ("1", "0")
+    assert (await browser.send("/queues/delete", first.fields)).outcome == ("1", "1")
+    assert (await browser.send("/queues/delete", second.fields, 404)).outcome == ("0", "2")
+    await browser.send("/queues/requeue", third.fields, 422)
+    assert "no job of these is dead" in (await browser.open("/queues/delete", 404, queue=HANDLE, all="1")).text
+    assert len(query(database_url, "SELECT * FROM audit_log")) == 2
+
+
+async def test_an_act_on_jobs_of_several_contexts_is_one_deed(
+    database_url: str, nats_server: NatsServer, valkey: ValkeyServer, namespace: str, broker: RelayBroker
+) -> None:
+    """Most are of land, which records the whole act; sea records its own."""
+    contexts = {name: {"database_url": database_url} for name in ("sea", "land")}
+    more: dict[str, Any] = {"redis_namespace": namespace, "contexts": contexts}
+    kill(broker, handling("land"), handling("land"), handling("sea"))
+    async with serving(configured(database_url, nats_server.url, valkey.url, **more)) as api:
+        browser = Browser(api.client)
+        asked = await browser.open("/queues/requeue", queue=HANDLE, all="1")
+        deed = (await browser.send("/queues/requeue", asked.fields, 303)).headers["location"]
+        assert deed.startswith("/contexts/land/audit/")
+        assert (await browser.open(deed)).outcome == ("3", "0")
+    found = query(database_url, "SELECT cardinality(ids) AS n FROM audit_log ORDER BY id")
+    assert [it["n"] for it in found] == [3, 1]
 
 
 async def test_a_queue_of_nobody_is_refused(api: Api) -> None:

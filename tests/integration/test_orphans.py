@@ -248,6 +248,18 @@ async def test_an_adopted_event_is_the_row_that_was_lost(relay: Relay, envelope:
     assert await found(relay) == []
 
 
+@pytest.mark.parametrize("act", ["adopt", "report"])
+async def test_orphans_that_come_after_the_count_stay(relay: Relay, act: str) -> None:
+    await relay.create_stream()
+    ids = await publish(relay, 3)
+    set_back(relay, ids[1:])
+    counted = await getattr(deciding(relay), act)(relay.stream, ANN, dry_run=True)
+    late = await publish(relay, 2)
+    set_back(relay, late)
+    assert (await getattr(deciding(relay), act)(relay.stream, ANN, until=counted.last)).done == counted.done == 2
+    assert set(late) <= set(await found(relay))
+
+
 async def test_to_adopt_again_changes_nothing_and_each_act_is_audited(relay: Relay) -> None:
     await relay.create_stream()
     ids = await publish(relay, 4)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import LiteralString
 
 import httpx2
 import psycopg
@@ -31,7 +32,10 @@ from tests.waiting import wait_for
 
 CONTEXTS = ("sea", "vibespro")
 #: What changes rows does so on databases of its own.
-CHANGES = re.compile(r" (requeue|discard|resolve|retry|replay|release|cancel|restore|run|reconcile) ")
+CHANGES = re.compile(
+    r" (requeue|snooze|discard|resolve|hold|reopen|retry|replay|stop-replay|release|cancel|restore|run|reconcile"
+    r"|pause|limit|resume) "
+)
 #: What the reader fills in.
 FILLED = {
     "relay explain ID": str(page_rows.MESSAGE),
@@ -40,9 +44,24 @@ FILLED = {
     "relay archive restore …": "--kind inbox --all --context sea",
     "relay archive replay …": "--all --context sea",
 }
+#: What a command waits for, by its first word: in which context, how a worker knows, and what it does.
+WAITED: dict[str, tuple[str, LiteralString, LiteralString]] = {
+    "outbox": (
+        "vibespro",
+        "SELECT 1 FROM outbox_events WHERE published_at IS NULL AND generation > 0",
+        PUBLISH,
+    ),
+    "inbox": (
+        "sea",
+        "SELECT 1 FROM inbox_replays WHERE subscription = 'billing' AND state = 'running'",
+        "UPDATE inbox_replays SET state = 'finished', ended_at = now() WHERE subscription = 'billing'",
+    ),
+}
 CONNECTED = "SELECT 1 FROM pg_stat_activity WHERE datname = ANY (%s)"
 #: A list of nothing, or an act on nothing, would prove nothing.
-NOTHING = re.compile(r"^No |^\[\]|^\w+: .* 0$|no row is old enough|has listed its jobs yet", re.MULTILINE)
+NOTHING = re.compile(
+    r"^No |^\[\]|^\w+: .* 0$|no row is old enough|has listed its jobs yet|was not paused", re.MULTILINE
+)
 #: They end with 1 where something is not well. Here no process runs, and what is due does not move.
 NOT_WELL = re.compile(r"relay (doctor|health(?! --for))")
 
@@ -66,7 +85,8 @@ class Desk(Shell):
             return self.serves()
         if command.startswith("curl "):
             return self._asks(*shlex.split(filled(command))[1:])
-        with worker(self.urls["vibespro"]) if command.endswith(" --wait") else nullcontext():
+        waited = WAITED["inbox" if command.startswith("relay inbox ") else "outbox"]
+        with worker(self.urls, *waited) if command.endswith(" --wait") else nullcontext():
             words = shlex.split(filled(command))[1:]
             return self(*words, answer="y\n", status=1 if NOT_WELL.match(command) else 0)
 
@@ -109,19 +129,19 @@ def filled(command: str) -> str:
 
 
 @contextmanager
-def worker(url: str) -> Iterator[None]:
-    """Publish the one event that is to be published once more."""
+def worker(urls: dict[str, str], context: str, asked: LiteralString, work: LiteralString) -> Iterator[None]:
+    """Do ``work`` in a context as soon as it is ``asked`` for."""
 
-    def publish() -> None:
-        with psycopg.connect(url, options="-c default_transaction_read_only=off", autocommit=True) as connection:
-            asked = "SELECT 1 FROM outbox_events WHERE published_at IS NULL AND generation > 0"
+    def do() -> None:
+        writing = "-c default_transaction_read_only=off"
+        with psycopg.connect(urls[context], options=writing, autocommit=True) as connection:
             while not connection.execute(asked).fetchone():
                 assert not done, "nothing was asked for"
-            connection.execute(PUBLISH)
+            connection.execute(work)
 
     done: list[bool] = []
     with ThreadPoolExecutor(1) as aside:
-        working = aside.submit(publish)
+        working = aside.submit(do)
         try:
             yield
         finally:
@@ -155,6 +175,8 @@ def desks(
         first("streams", "ensure")
         page_rows.publish(own_nats.url)
         beat(own_valkey, "relay", WORKER)
+        for command in page_rows.DONE_BEFORE:
+            first(*command)
         first("archive", "run", "--context", "sea")
         with psycopg.connect(first.urls["sea"]) as connection:
             page_rows.ended(connection)

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from relay.adapters.postgres.inbox_operations import MessageFilter, PostgresMessageOperations
-from relay.adapters.postgres.paging import ends, in_order
+from relay.adapters.postgres.paging import ends, from_oldest, in_order
 from relay.adapters.postgres.pool import Connection, connected
 from relay.adapters.postgres.row_operations import (
     EventFilter,
@@ -62,18 +62,21 @@ LIMIT = {"limit": 1_000}
 
 def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, Any]:
     """The parameters of a list that excludes nothing."""
-    return {**dict.fromkeys([*(it.name for it in fields(wanted)), "unless", *more]), **ends(store.orders, {})}
+    return {
+        **dict.fromkeys([*(it.name for it in fields(wanted)), "unless", "payload_path", "payload_value", *more]),
+        **ends(store.orders, {}),
+    }
 
 
 ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
 ANY_TASK = any_of(PostgresTaskOperations, TaskFilter)
 ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id", "keys")
-STATES_OF_EVENTS = ["waiting", "failing", "dead", "published"]
+STATES_OF_EVENTS = ["waiting", "delayed", "failing", "dead", "published", "discarded"]
 STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
-STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]
+STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"]
 OVERDUE = {"idx_outbox_unpublished", "idx_outbox_failed", "idx_outbox_due"}
 UNFINISHED = {"idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_failed"}
-STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_failed", "idx_outbox_unpublished"}
+STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_discarded", *OVERDUE}
 THREE = [uuid4() for _ in range(3)]
 GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
@@ -114,15 +117,27 @@ GUARDS = {
         "tasks/lag", {"idx_task_ready", "idx_task_due", "idx_task_sweep"}, 2 * 20_000, {"limit": 20_000}
     ),
     # Backlogs and lists are counted up to a limit, however much waits or is finished.
-    "outbox backlog": Guard("outbox/backlog", {"idx_outbox_unpublished", "idx_outbox_dead"}, 1_000, LIMIT),
-    "inbox backlog": Guard("inbox/backlog", {"idx_inbox_unprocessed", "idx_inbox_dead_lettered"}, 1_020, LIMIT),
-    "backlogs of subscriptions": Guard("inbox/backlogs", {"idx_inbox_sweep"}, 1_020, LIMIT, sorted=10),
+    "outbox backlog": Guard(
+        "outbox/backlog",
+        # The oldest thousand, the first event of each lane, and the one that became due first.
+        {"idx_outbox_unpublished", "idx_outbox_dead", "idx_outbox_due", "idx_outbox_ready"},
+        1_000 + 65 + 1,
+        LIMIT,
+    ),
+    "inbox backlog": Guard(
+        "inbox/backlog", {"idx_inbox_unprocessed", "idx_inbox_dead_lettered", "idx_inbox_held"}, 1_020, LIMIT
+    ),
+    "backlogs of subscriptions": Guard(
+        "inbox/backlogs", {"idx_inbox_sweep", "idx_inbox_held"}, 1_020, LIMIT, sorted=10
+    ),
     "overdue": Guard("outbox/overdue", OVERDUE, 3_000, LIMIT, sorted=1_000),
     "backlog of tasks": Guard("tasks/backlog", UNFINISHED, 4_000, LIMIT),
+    # A thousand of each state. On the way to those that wait it passes over 10,000 delayed ones, and 2,000 that
+    # failed or are dead; a short look ends there.
     "list of events": Guard(
         "outbox/events",
         {*STATES, "outbox_events_pkey"},
-        4_000,
+        13_100,
         {
             **ANY_EVENT,
             "statuses": STATES_OF_EVENTS,
@@ -130,7 +145,7 @@ GUARDS = {
             "counted": 1_000,
             "before": None,
         },
-        sorted=4_000,
+        sorted=5_000,
         planned=True,
     ),
     # Each state by an index of its own; a page is of what is found, and of that what fits is looked up by its id.
@@ -152,7 +167,7 @@ GUARDS = {
     # The newest thousand of those that are processed and of those that are not: none is thrown away.
     "list of messages": Guard(
         "inbox/messages",
-        {"idx_inbox_processed", "idx_inbox_unprocessed"},
+        {"idx_inbox_processed", "idx_inbox_unprocessed", "idx_inbox_discarded"},
         2_000,
         {**ANY_MESSAGE, "mixed": True, "statuses": STATES_OF_MESSAGES, "limit": 100, "counted": 1_000},
         sorted=2_000,
@@ -183,7 +198,7 @@ GUARDS = {
     # Of the 300,000 that are published or wait none has an error. The 3,000 failed and the 1,000 dead are read.
     "list of events with an error": Guard(
         "outbox/events",
-        {"idx_outbox_failed", "idx_outbox_dead"},
+        {"idx_outbox_failed", "idx_outbox_dead", "idx_outbox_discarded"},
         4_000,
         {
             **ANY_EVENT,
@@ -357,6 +372,20 @@ def test_they_read_through_their_indexes_and_no_more_than_they_need(
                 assert plan.indexes() == guard.indexes
                 assert plan.calls() == set()
                 held_to(plan, guard.touched, guard.sorted)
+
+
+@pytest.mark.timeout(600)
+def test_a_list_from_its_oldest_rows_on_reads_no_more_than_from_its_newest(
+    database_url: str, subtests: pytest.Subtests
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        crowd(conn)
+        for name, guard in GUARDS.items():
+            if name.startswith("list of"):
+                with subtests.test(name):
+                    plan = explain(conn, guard.statement, after=guard.after, turn=from_oldest, **guard.parameters)
+                    assert plan.indexes() == guard.indexes
+                    held_to(plan, guard.touched, guard.sorted)
 
 
 HEADS = {

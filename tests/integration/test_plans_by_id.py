@@ -29,6 +29,7 @@ BY_ID = {
         "kinds": [None, None],
         "delays": [None, None],
         "uncounted": [0, 0],
+        "notes": [None, None],
     },
 }
 
@@ -51,7 +52,7 @@ def test_a_message_is_found_by_its_id_when_a_burst_follows_a_quiet_time(
                 held_to(explain(conn, name, generic=generic, **parameters), 2 * len(IDS), 0)
 
 
-TASK = {"id": IDS[0], "lease": GRACE, "delay": GRACE, "error": "x", "waits_for": "room"}
+TASK = {"id": IDS[0], "lease": GRACE, "delay": GRACE, "error": "x", "waits_for": "room", "note": "{}"}
 CLAIMED = {**TASK, "token": CLAIM["token"]}
 TASK_BY_ID = {
     "tasks/claim": CLAIMED,

@@ -267,7 +267,7 @@ async def test_what_a_leader_has_not_sent_yet_is_not_lost(scheduler: Scheduler) 
 
 
 def seldom_ticks(scheduler: Scheduler) -> set[str]:
-    jobless = {"publish:sea", "alerts:sea", "conditions:sea", "mend:sea"}
+    jobless = {"publish:sea", "alerts:sea", "conditions:sea", "history:sea", "mend:sea"}
     seldom = {name for name, row in scheduler.table.items() if row.every >= timedelta(seconds=3)} - jobless
     assert {name.partition(":")[0] for name in seldom} == {"reconcile_stream", "prune", "look_after"}
     return seldom

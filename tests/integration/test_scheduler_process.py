@@ -50,6 +50,7 @@ def test_help_and_list_say_what_it_does(tmp_path: Path) -> None:
         "sweep_tasks:sea": "every 2 s",
         "alerts:sea": "every 3 s",
         "conditions:sea": "every 15 s",
+        "history:sea": "every 5 s",
         "pull:sea": "every 0.5 s",
         "reconcile_stream:sea": "every 30 s",
         "prune:sea": "every 3600 s",

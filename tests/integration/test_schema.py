@@ -73,7 +73,9 @@ def test_incidents_and_the_audit_log_are_as_designed(conn: Connection) -> None:
     assert catalogue.constraints(conn, "dead_letters") == catalogue.DEAD_LETTERS_CONSTRAINTS
     assert catalogue.indexes(conn, "dead_letters") == catalogue.DEAD_LETTERS_INDEXES
     assert list(catalogue.columns(conn, "audit_log").items()) == list(catalogue.AUDIT_LOG.items())
-    assert catalogue.indexes(conn, "audit_log") == {"idx_audit_log_at": "(at)"}
+    assert catalogue.indexes(conn, "audit_log") == catalogue.AUDIT_LOG_INDEXES
+    assert catalogue.columns(conn, "selections") == catalogue.SELECTIONS
+    assert catalogue.indexes(conn, "selections") == {"idx_selections_made": "(made_at)"}
 
 
 def test_archived_batches_are_as_designed(conn: Connection) -> None:
@@ -155,18 +157,22 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "archived_events",
         "archived_messages",
         "audit_log",
+        "controls",
         "corrections",
         "dead_letters",
         "handler_circuits",
+        "history",
+        "history_tallies",
         "inbox_messages",
+        "inbox_replays",
         "inbox_watermarks",
         "orphaned_events",
         "outbox_events",
         "parked_keys",
     ]
     scheduler = ["scheduled_jobs", "scheduled_runs", "scheduler_lease"]
-    more = ["processed_events", "relay_alembic_version", "relay_wakeup", *scheduler, "task_outbox", "task_rates"]
-    assert found == [*ours, *more]
+    more = ["processed_events", "relay_alembic_version", "relay_wakeup", *scheduler, "selections"]
+    assert found == [*ours, *more, "task_outbox", "task_rates"]
 
 
 def test_a_service_makes_processed_events_as_the_migrations_do(conn: Connection, empty_database: str) -> None:

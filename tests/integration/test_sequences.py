@@ -22,6 +22,7 @@ MANY = RAW.format(
     "SELECT gen_random_uuid(), 'vibe', 'v' || mod(i, 3), 'vibe_created', '{}' FROM generate_series(1, 9) AS i"
 )
 _LETTER = "(message_id, subject, class, reason) VALUES (gen_random_uuid(), 's', 'poison', 'r')"
+_REPLAY = "(subscription, until, again, rate, actor, state) VALUES ('s', now(), false, 1, 'ann', 'finished')"
 BEHIND = "SELECT sequence::text AS name FROM relay_sequences_behind()"
 
 
@@ -89,6 +90,10 @@ async def test_a_sequence_that_is_right_is_left_alone(relay: Relay) -> None:
         (
             "scheduled_runs_id_seq",
             "INSERT INTO scheduled_runs VALUES (DEFAULT, 'job', clock_timestamp(), DEFAULT, gen_random_uuid())",
+        ),
+        (
+            "inbox_replays_id_seq",
+            f"INSERT INTO inbox_replays {_REPLAY}",
         ),
         (
             "task_outbox_seq_seq",

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 MANY, WINDOW = 20_000, 1_000
 MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]
-EVENTS = ["waiting", "failing", "dead", "published"]
+EVENTS = ["waiting", "delayed", "failing", "dead", "published", "discarded"]
 #: Ten minutes ago came the first message, and a tenth of a second later the hundredth.
 MIDDLE = datetime.now(UTC) - timedelta(minutes=10) + timedelta(seconds=10)
 LOOKS: dict[str, tuple[type[Operations], str, Any]] = {
@@ -63,6 +63,11 @@ LOOKS: dict[str, tuple[type[Operations], str, Any]] = {
     ),
     "events of a type": (PostgresOutboxOperations, "events", EventFilter(statuses=EVENTS, event_type="nothing")),
     "events that wait": (PostgresOutboxOperations, "events", EventFilter(statuses=["waiting"])),
+    "events that are delayed": (
+        PostgresOutboxOperations,
+        "events",
+        EventFilter(statuses=["delayed"], aggregate_type="nothing"),
+    ),
     "events of an aggregate before": (
         PostgresOutboxOperations,
         "events",
@@ -84,6 +89,8 @@ def filled(conn: psycopg.Connection[Any]) -> None:
     messages(conn, 1_001, MANY, "busy", dead_lettered_at=came, dead_letter_reason="'refused'")
     events(conn, MANY, "'key' || n", occurred_at=came, published_at=f"{came} + interval '1 ms'")
     events(conn, 1_000, "'late' || n", occurred_at="now() - interval '11 min'")
+    later = "now() + interval '1 hour' + n * interval '1 ms'"
+    events(conn, MANY, "'later' || n", occurred_at="now() - interval '10 min'", available_at=later)
     # Where failing ones are wanted, dead ones are read as well: both are few.
     events(conn, 1_900, "'dead' || n", occurred_at=came, dead_at=came, publish_attempts="1")
     tasks(conn, MANY, status="'completed'", finished_at=came, created_at=came)
@@ -92,7 +99,15 @@ def filled(conn: psycopg.Connection[Any]) -> None:
 
 def parameters(wanted: Any) -> dict[str, Any]:
     """A short look, as parameters of its statements."""
-    nothing = {"unless": [], "keys": None, "before": None, "before_at": None, "before_id": None}
+    nothing = {
+        "unless": [],
+        "keys": None,
+        "before": None,
+        "before_at": None,
+        "before_id": None,
+        "payload_path": None,
+        "payload_value": None,
+    }
     size = {"limit": 50, "counted": 10_001, "window": WINDOW}
     return {**asdict(wanted), "mixed": getattr(wanted, "mixed", None), **nothing, **size}
 
@@ -116,7 +131,7 @@ def test_a_short_look_reads_no_more_than_its_window(database_url: str, subtests:
 
 
 def test_a_look_at_waiting_events_has_an_end_if_it_may_pass_over_many(database_url: str) -> None:
-    """Over others of a filter, or over failed ones. To find the end, it reads them once more."""
+    """Over others of a filter, or over failed or delayed ones. To find the end, it reads them once more."""
 
     def ends_there(**fields: str) -> bool:
         asked = parameters(EventFilter(statuses=["waiting"], **fields))
@@ -134,6 +149,11 @@ def test_a_look_at_waiting_events_has_an_end_if_it_may_pass_over_many(database_u
         events(conn, WINDOW - 1, "'failed' || n", publish_attempts="1")
         assert not ends_there()
         events(conn, 1, "'another'", publish_attempts="1")
+        assert ends_there()
+        conn.execute("DELETE FROM outbox_events WHERE publish_attempts > 0")
+        events(conn, WINDOW - 1, "'later' || n", available_at="now() + interval '1 hour'")
+        assert not ends_there()
+        events(conn, 1, "'last'", available_at="now() + interval '1 hour'")
         assert ends_there()
 
 

@@ -101,7 +101,7 @@ async def test_a_replay_of_a_text_is_known_by_the_ledger_and_by_the_inbox(desk: 
     async with Relay(sub.url, sub.nats_url, sub.name) as relay:
         relay.add(event(id=EVT))
         await relay.drained()
-        assert await operated(relay).replay([EVT], ANN) == Outcome((EVT,), ())
+        assert await operated(relay).replay([EVT], ANN) == Outcome((EVT,), (), deed=1)
         await relay.drained()
         assert await relay.ids() == [EVT, f"{EVT}.1"]
         assert only(await command(relay).everything(repair=True)).lost == 0

@@ -24,9 +24,19 @@ _CONTEXT = "/api/v1/contexts/{context}/"
 PLACES = {
     "outbox": f"{_CONTEXT}events",
     "dlq": f"{_CONTEXT}dead-letters",
+    "schedule runs": f"{_CONTEXT}schedule/{{name}}/runs",
     "schedule run": f"{_CONTEXT}schedule/{{name}}/run",
     "schedule pause": f"{_CONTEXT}schedule/{{name}}/pause",
     "schedule resume": f"{_CONTEXT}schedule/{{name}}/resume",
+    **{
+        f"{group} {verb}": f"{_CONTEXT}controls/{verb}"
+        for group in ("subscriptions", "tasks", "outbox")
+        for verb in ("pause", "resume", "limit", "restore")
+    },
+    "tasks type": f"{_CONTEXT}task-types/{{id}}",
+    "inbox replay": f"{_CONTEXT}replays",
+    "inbox replays": f"{_CONTEXT}replays",
+    "inbox stop-replay": f"{_CONTEXT}replays/{{id}}/stop",
     "queues jobs": "/api/v1/queues/{queue}/jobs",
     "queues requeue": "/api/v1/queues/{queue}/requeue",
     "queues delete": "/api/v1/queues/{queue}/delete",
@@ -35,14 +45,18 @@ PLACES = {
     "streams diff": "/api/v1/streams",
     "fleet status": "/api/v1/fleet",
     "doctor": "/api/v1/doctor",
+    "alarms": "/api/v1/alarms",
     "explain": "/api/v1/explain",
+    "find": "/api/v1/find",
     "backlog": "/api/v1/backlogs",
+    "top": f"{_CONTEXT}history",
+    "audit undo": f"{_CONTEXT}audit/{{id}}/undo",
 }
 #: Commands that have no route, by what they are.
 ELSEWHERE = {
     "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},
     "is about this machine": {"config", "version", "schema list", "schema message-envelope"},
-    "needs the rights of an administrator": {"db upgrade", "db grant", "streams ensure"},
+    "needs the rights of an administrator": {"db upgrade", "db index", "db grant", "streams ensure"},
     "is done by upkeep every half minute": {"db repair"},
     "publishes here and now, which the API leaves to workers": {"outbox publish"},
     "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},
@@ -119,6 +133,7 @@ def page_of(kind: Listing, template: str | list[str], **values: Any) -> str:
     url = SimpleNamespace(path="/", query="")
     user = SimpleNamespace(operate=True, payloads=True, name="me")
     common = {"request": SimpleNamespace(url=url), "here": "/", "params": {}, "user": user, "kind": kind}
+    common |= {"now": datetime.now(UTC), "runbook_at": ""}
     common |= {"contexts": ["sea"], "context": "sea", "theme": None, "actions": kind.actions, "id": "1"}
     return (
         _environment()
@@ -137,7 +152,16 @@ def list_page(kind: Kind, row: dict[str, Any]) -> str:
         "following": None,
         "unconfirmed": 0,
     }
-    more = {"statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
+    paging |= {
+        "trail": [],
+        "passed": [],
+        "newest": "newest",
+        "sizes": (50,),
+        "limit": 50,
+        "choices": {},
+        "oldest": False,
+    }
+    more = {"one_of": None, "statuses": kind.usual, "narrowed": True, "filters": {}, "groups": False, "all_of": []}
     return page_of(kind, "list.html", items=[row], **paging, **more)
 
 
@@ -200,9 +224,10 @@ def test_each_action_of_a_kind_is_in_all_faces_with_its_arguments(kind: Kind) ->
         assert typed["note"].required is action.needs_note
         assert f'formaction="//{action.name}"' in rows
         fields = SimpleNamespace(
-            kind=kind, action=action, ids=["1"], arguments={}, filters=[], statuses=[], note=None
+            kind=kind, action=action, ids=["1"], arguments={}, filters=None, statuses=[], note=None
         )
-        form = page_of(kind, "confirm.html", chosen=fields, count=1, some=[], missing="", wrong=None)
+        asked = {"ids": ["1"], "selection": "s", "some": [], "groups": [], "rarer": 0}
+        form = page_of(kind, "confirm.html", chosen=fields, count=1, **asked, missing="", wrong=None)
         assert action.about in unescape(form)
         for it in action.arguments:
             assert typed[it.name].required

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from random import Random
 
 import pytest
 from dramatiq.middleware import TimeLimitExceeded
@@ -60,6 +61,78 @@ async def test_what_was_unused_for_longest_makes_room_for_another() -> None:
     assert await budget.take(owners[4]) is None
     assert [line.finished for line in lines] == [True, False, False, False]
     assert budget.open == 4
+
+
+async def test_of_those_used_lately_who_has_most_makes_room() -> None:
+    budget, newcomer = Budget(4), Line()
+    poor, rich, third = budget.owner(), budget.owner(), budget.owner()
+    lines = [Line() for _ in range(4)]
+    for owner in (poor, rich, rich, rich):
+        assert await budget.take(owner) is None
+    for owner, line in zip((poor, rich, rich, rich), lines, strict=True):
+        budget.give(owner, line)
+    assert await budget.take(third) is None
+    assert [line.finished for line in lines] == [False, True, False, False]
+    budget.give(third, newcomer)
+
+
+async def test_who_has_one_in_use_waits_for_it_before_it_closes_what_others_use() -> None:
+    budget = Budget(4, patience=10)
+    ours, others = budget.owner(), budget.owner()
+    theirs, back = [Line(), Line()], Line()
+    for owner in (ours, ours, others, others):
+        assert await budget.take(owner) is None
+    for line in theirs:
+        budget.give(others, line)
+    waits = asyncio.create_task(budget.take(ours))
+    in_thread = asyncio.create_task(asyncio.to_thread(budget.take_in_thread, ours))
+    while len(budget._waiting) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    budget.give(ours, back)
+    assert await waits is back
+    budget.give(ours, back)
+    assert await in_thread is back
+    assert not any(line.finished for line in theirs)
+
+
+async def test_who_has_waited_in_vain_for_its_own_closes_one_of_another() -> None:
+    budget = Budget(4, patience=0.01)
+    ours, others, line = budget.owner(), budget.owner(), Line()
+    for owner in (ours, ours, ours, others):
+        assert await budget.take(owner) is None
+    budget.give(others, line)
+    assert await budget.take(ours) is None
+    assert line.finished
+    budget.give(ours, line := Line())
+    assert await budget.take(others) is None, "it has none of its own, so it does not wait"
+    assert line.finished
+    budget.give(others, line := Line())
+    assert await asyncio.to_thread(budget.take_in_thread, ours) is None
+    assert line.finished
+
+
+@pytest.mark.parametrize("most", [4, 6, 9])
+@pytest.mark.parametrize("lent", [False, True])
+async def test_many_callers_of_several_owners_open_few_connections(most: int, lent: bool) -> None:
+    """A new session costs more than most calls. So owners on a small budget do not close those of each other."""
+    budget, random = Budget(most, patience=10), Random(most)
+    opened = 0
+
+    async def call(owner: Owner) -> None:
+        nonlocal opened
+        for _ in range(100):
+            kept = await budget.take(owner)
+            opened += kept is None
+            for _ in range(random.randrange(4)):
+                await asyncio.sleep(0)
+            budget.give(owner, kept or Line())
+            for _ in range(random.randrange(4)):
+                await asyncio.sleep(0)
+
+    owners = [budget.owner(lent=lent), budget.owner(lent=True), budget.owner()]
+    await asyncio.gather(*(call(owner) for owner in owners for _ in range(6)))
+    assert opened <= 10 * most, "of 1,800 calls"
+    assert budget.open <= most
 
 
 async def test_who_finds_no_room_waits_for_it_in_turn() -> None:

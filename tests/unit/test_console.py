@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,9 +19,10 @@ from relay.ops.api.models import models_of, values_of
 from relay.ops.console import wording
 from relay.ops.console.forms import read
 from relay.ops.console.life_picture import draw, entries
-from relay.ops.console.overview import FlowSample, rate
+from relay.ops.console.overview import FlowSample, Patient, rate
 from relay.ops.console.render import is_page, link
 from relay.ops.kinds import DEAD_LETTERS, EVENTS, KINDS, TASKS, Kind
+from tests.clock import Clock
 from tests.unit.ops_support import TOKENS
 from tests.unit.test_ops_access import app_of
 
@@ -36,12 +38,12 @@ HERE = Path(relay.ops.console.__file__).parent
     ("seconds", "told"),
     [
         (0.042, "42 ms"),
-        (0.9999, "1.0 s"),
+        (0.9999, "1 s"),
         (9.94, "9.9 s"),
         (59, "59 s"),
-        (90, "2 min"),
+        (90, "90 s"),
         (7200, "2 h"),
-        (2e5, "2 d"),
+        (2e5, "2.3 d"),
     ],
 )
 def test_durations_are_told_as_people_say_them(seconds: float, told: str) -> None:
@@ -55,10 +57,13 @@ def test_times_are_told_from_now(seconds: float, told: str) -> None:
 
 def test_numbers_names_and_sizes() -> None:
     assert [wording.number(it) for it in (12345, 0.25, 3.0, None)] == ["12,345", "0.2", "3", "?"]
-    assert [wording.plural(2, it) for it in ("dead letter", "entry", "batch")] == [
+    assert [wording.plural(2, it) for it in ("dead letter", "entry", "batch", "duty", "key", "crash")] == [
         "2 dead letters",
         "2 entries",
         "2 batches",
+        "2 duties",
+        "2 keys",
+        "2 crashes",
     ]
     assert wording.plural(1, "task") == "1 task"
     assert [wording.size(it) for it in (12, 2048, 20 * 1024**2)] == ["12 B", "2.0 KB", "20 MB"]
@@ -204,3 +209,47 @@ async def test_a_form_comes_from_a_page_of_ours(
     assert (answer.status_code, code in answer.text) == (status, True), answer.text
     assert answer.headers["content-type"].startswith("text/html")
     assert answer.headers["referrer-policy"] == "same-origin"
+
+
+# --- answers have an age ---
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_came_while_nobody_waited_is_never_given_as_a_new_one() -> None:
+    """Neither a day later, nor after another question: it has the age of its own question."""
+    numbers, ready = iter(range(9)), asyncio.Event()
+
+    async def question() -> int:
+        number = next(numbers)
+        await ready.wait()
+        return number
+
+    clock = Clock()
+    patient = Patient[int](0.01, clock)
+    assert await patient.ask(question) is None
+    ready.set()
+    await asyncio.sleep(0)
+    clock.now += 86_400
+    found = await patient.ask(question)
+    assert found is not None
+    assert (found.answer, found.seconds) == (1, 0)
+
+
+@pytest.mark.anyio
+async def test_while_a_question_hangs_its_last_answer_says_how_old_it_is() -> None:
+    held = asyncio.Event()
+    held.set()
+
+    async def question() -> str:
+        await held.wait()
+        return "it"
+
+    clock = Clock()
+    patient = Patient[str](0.01, clock)
+    first = await patient.ask(question)
+    held.clear()
+    assert first is not None
+    clock.now += 40
+    again = await patient.ask(question)
+    assert again is first
+    assert again.seconds == 40

@@ -209,7 +209,7 @@ def test_the_last_sample_is_shown(gauges: Gauges) -> None:
         for it in found
     }
     expected = {
-        ("outbox_events", None, None): 1_000, ("outbox_waiting", None, None): 3,
+        ("outbox_events", None, None): 1_000, ("outbox_waiting", None, None): 3, ("outbox_delayed", None, None): 0,
         ("outbox_oldest_age_seconds", None, None): 61.5,
         ("outbox_dead", None, None): 2, ("outbox_overdue_seconds", None, None): 13,
         ("inbox_waiting", "inward", None): 4, ("inbox_oldest_age_seconds", "inward", None): 7,

@@ -99,6 +99,7 @@ def test_the_environment_reaches_every_value(load: Load) -> None:
         RELAY_CONTEXTS__SEA__STREAM__MAX_AGE="1h30m",
         RELAY_ACTOR_MODULES='["one", "two"]',
         RELAY_LOG_LEVEL="debug",
+        **{f"{SUB_ENV}__RATE": "120/1m", f"{SUB_ENV}__RATE_PER_KEY": "yes", f"{SUB_ENV}__CONCURRENCY": "5"},
         **{f"{SUB_ENV}__ACK_WAIT": "2m", f"{SUB_ENV}__SIGNING_SECRET": "whsec"},
     )
     sea = settings.contexts["sea"]
@@ -106,6 +107,7 @@ def test_the_environment_reaches_every_value(load: Load) -> None:
     assert sea.stream.subjects == ("sea.event.>", "sea.extra")
     assert sea.stream.max_age == timedelta(minutes=90)
     assert sea.subscriptions["from_vibespro"].ack_wait == timedelta(minutes=2)
+    assert str(sea.subscriptions["from_vibespro"].limit) == "5 at once, 2/1s per key"
     assert sea.subscriptions["from_vibespro"].signing_secret == SecretStr("whsec")
     assert (settings.user_modules, settings.log_level) == (("one", "two"), "DEBUG")
 

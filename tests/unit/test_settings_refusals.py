@@ -84,6 +84,22 @@ def test_values_of_contexts(load: Load, table: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "lines",
+    [
+        "concurrency = 0",
+        'rate = "soon"',
+        'rate = "0/1m"',
+        'rate = "10/0s"',
+        "rate_per_key = true",
+        'rate_per_key = true\nrate = "1/2d"',
+    ],
+)
+def test_limits_of_a_subscription(load: Load, lines: str) -> None:
+    key = lines.partition(" ")[0]
+    assert f"relay.toml:6: {SUB}.{key}: " in refusal(load, BASE.replace("handler =", f"{lines}\nhandler =", 1))
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ('name = "VIBESPRO_EVENTS"', "relay.toml:7: contexts.vibespro.stream.name: "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from relay.domain.errors import InvalidHandler, InvalidPayload
-from relay.domain.tasks import InvalidTask, Rate, UnknownTask, slot
+from relay.domain.tasks import InvalidTask, Rate, UnknownTask, looks_again, slot
 from tasks import task
 from tasks.registry import TaskRegistry
 
@@ -130,3 +131,13 @@ def test_a_promised_task_starts_when_the_rate_is_free_whoever_waits_behind_it() 
     assert slot(Rate(ZERO, 5 * hour), hour, promised=True) <= ZERO
     assert slot(Rate(hour / 2, 5 * hour), hour, promised=True) == hour / 2
     assert slot(Rate(-hour, 5 * hour), hour, promised=False) == 6 * hour
+
+
+def test_those_whose_slot_is_far_away_look_again_spread_over_the_time() -> None:
+    most, rate = timedelta(minutes=15), Rate(timedelta(seconds=10), timedelta(hours=1))
+    looks = [looks_again(rate, UUID(int=n), most) for n in range(1000)]
+    assert sorted(looks) == looks  # type: ignore[type-var]
+    assert (looks[0], len({*looks})) == (rate.free_in, 1000)
+    assert all(it is not None and it < most for it in looks)
+    for near in (Rate(timedelta(seconds=10), most), Rate(most, timedelta(hours=1))):
+        assert looks_again(near, UUID(int=1), most) is None

@@ -73,6 +73,11 @@ class NatsStreamAuditor:
         async with self._connection.asking(f"cannot read stream {stream}") as client:
             return await self._scan(client, stream, first, last, _stored, filter_subject)
 
+    async def held(self, stream: str, first: int, last: int, filter_subject: str) -> Sequence[Held]:
+        """The messages of a range, with their bodies. Raises BrokerUnreachable."""
+        async with self._connection.asking(f"cannot read stream {stream}") as client:
+            return await self._scan(client, stream, first, last, _held, filter_subject)
+
     async def messages(self, stream: str, seqs: Sequence[int]) -> Sequence[Held]:
         """See the port `MessageReader`. Reads ranges, without what is far between them."""
         wanted, found = set(seqs), []
@@ -228,7 +233,7 @@ class StreamReader:
         subject, legible = read_subject(await self._subject(message["subject"], number))
         return Delivery(
             subject=subject,
-            reply=f"$JS.ACK.{self._stream}.{self._durable}.1.{number}.{number}.0.0",
+            reply=self.reply(number),
             headers=read_headers(b64decode(message.get("hdrs", ""))),
             body=b64decode(message.get("data", "")),
             stream=self._stream,
@@ -236,6 +241,18 @@ class StreamReader:
             legible=legible,
             stored_at=datetime.fromisoformat(message["time"]),
         )
+
+    def reply(self, seq: int) -> str:
+        """Where the acknowledgement of a message goes."""
+        return f"$JS.ACK.{self._stream}.{self._durable}.1.{seq}.{seq}.0.0"
+
+    async def deliveries(self, first: int, last: int) -> Sequence[Delivery]:
+        """The consumer's messages of a range, in order. Raises BrokerUnreachable."""
+        found = await NatsStreamAuditor(self._connection).held(self._stream, first, last, self._filter)
+        return [
+            Delivery(it.subject, self.reply(it.seq), it.headers, it.body, self._stream, it.seq, stored_at=it.at)
+            for it in found
+        ]
 
     async def _subject(self, text: str, seq: int) -> bytes:
         """The subject as it was sent. In the server's JSON `_NO_TEXT` replaces every byte that is not text."""

@@ -79,6 +79,8 @@ class PostgresAlerts:
             "subject_types": [it.subject_type for it in conditions],
             "subjects": [it.subject for it in conditions],
             "reasons": [it.reason for it in conditions],
+            "classes": [it.kind.value for it in conditions],
+            "values": [it.value for it in conditions],
             "looked": list(looked),
             "repeat": repeat,
         }

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from psycopg.rows import class_row
 
+from relay.adapters.postgres.controls import controls_in
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.backlogs import (
@@ -23,6 +24,8 @@ from relay.domain.backlogs import (
     TaskBacklog,
     Waiting,
 )
+from relay.domain.controls import Control
+from relay.domain.history import Level, Of
 from relay.domain.identity import Identity
 from relay.domain.lag import DueCount, TablesLag
 
@@ -81,6 +84,11 @@ class PostgresBacklogReader:
         async with self._source() as conn:
             return await _all(conn, "circuits/away", AwayHandler)
 
+    async def controls(self) -> Sequence[Control]:
+        """Return what is paused or limited."""
+        async with self._source() as conn:
+            return await controls_in(conn)
+
     async def lag(self, subscriptions: Sequence[str], *, dead_head_blocks: bool) -> TablesLag:
         """Return what is due, counted up to ``counted``. ``dead_head_blocks``: as the publisher's."""
         async with self._source() as conn:
@@ -108,8 +116,26 @@ class PostgresBacklogReader:
                 parked=await _all(conn, "inbox/parked_backlog", Waiting),
                 brake=await _one(conn, "schedule/brake", Brake),
                 away=await _all(conn, "circuits/away", AwayHandler),
+                controls=await controls_in(conn),
                 sessions=await _one(conn, "server/ours", FleetSessions),
             )
+
+    async def levels(self) -> Sequence[Level]:
+        """Return what waits in the outbox, in each subscription and of each type of tasks, for the history."""
+        async with self._source() as conn:
+            outbox = await self._table(conn, "outbox", OutboxBacklog)
+            inbox = {it.subscription: it for it in await self._subscriptions(conn)}
+            dead: dict[str, int] = {}
+            for it in await _all(conn, "incidents/open", Waiting):
+                if it.subscription is not None:
+                    dead[it.subscription] = dead.get(it.subscription, 0) + it.count
+            tasks = await query(conn, "tasks/levels", limit=self._counted)
+        found = [Level(Of.OUTBOX, "", outbox.waiting, outbox.waiting_age_seconds or 0.0, outbox.dead)]
+        for name in sorted({*dead, *(it for it in inbox if it is not None)}):
+            waits = inbox.get(name)
+            count, oldest = (0, 0.0) if waits is None else (waits.count, waits.oldest_age_seconds)
+            found.append(Level(Of.SUBSCRIPTION, name, count, oldest, dead.get(name, 0)))
+        return [*found, *(Level(Of.TASK, *row) for row in tasks)]
 
     async def _table(self, conn: Connection, table: str, result: type[Table]) -> Table:
         """Count what is not done in a table. A number beyond the limit is an estimate."""
@@ -117,7 +143,8 @@ class PostgresBacklogReader:
         if found.count < self._counted:
             return found
         count = await self._estimate(conn, f"{table}/estimate", {})
-        return replace(found, count=count, waiting=max(0, count - found.dead), estimated=True)
+        stopped = found.dead + getattr(found, "held", 0) + getattr(found, "delayed", 0)
+        return replace(found, count=count, waiting=max(0, count - stopped), estimated=True)
 
     async def _subscriptions(self, conn: Connection) -> Sequence[SubscriptionBacklog]:
         """Count what is not done for each subscription. A number beyond the limit is an estimate."""

@@ -7,7 +7,7 @@ this is quick.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,8 @@ class Cut:
 
 #: A row of a list: ids and keys have 200 bytes, and reasons 2,000 characters.
 CELL: Final = Cut(names=300, prose=2_100, json=2_100, unpacked=4_200)
+#: A row in the life of a message, with the notes about its attempts.
+LIFE: Final = Cut(names=300, prose=2_100, json=8 * 1024, unpacked=64 * 1024)
 #: The page of one row.
 DETAIL: Final = Cut(names=2_100, prose=16 * 1024, json=64 * 1024, unpacked=1024**2)
 #: Characters of a payload, on that page.
@@ -55,12 +57,17 @@ _known: dict[str, Sequence[tuple[str, int]]] = {}
 
 
 async def bounded(
-    conn: Connection, name: str, parameters: Mapping[str, Any], cut: Cut, without: str = ""
+    conn: Connection,
+    name: str,
+    parameters: Mapping[str, Any],
+    cut: Cut,
+    without: str = "",
+    turn: Callable[[str], str] = str,
 ) -> sql.Composed:
-    """Return a statement whose columns are cut. ``without``: a column that is left out."""
+    """Return a statement whose columns are cut. ``without``: a column less. ``turn``: changes its text."""
     columns = [it for it in await _columns(conn, name, parameters) if it[0] != without]
     shown = sql.SQL(", ").join(_shown(column, oid, cut) for column, oid in columns)
-    return sql.SQL("SELECT {} FROM ({}) AS page").format(shown, sql.SQL(statement(name)))
+    return sql.SQL("SELECT {} FROM ({}) AS page").format(shown, sql.SQL(turn(statement(name))))
 
 
 async def _columns(conn: Connection, name: str, parameters: Mapping[str, Any]) -> Sequence[tuple[str, int]]:

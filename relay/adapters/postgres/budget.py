@@ -3,6 +3,9 @@
 PostgreSQL has room for a few hundred sessions, and each session belongs to one database. So a process with many
 contexts keeps only the connections that it uses. If there is no room for a new connection, it closes the one that
 was unused for longest.
+
+A new session costs the server more than most handlers do. So whoever has connections of its own in use waits a
+moment for one of them before it closes what others used just now.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ LEAST: Final = 2
 #: Functions leave this part of the connections (a quarter) to the relay's own statements, which renew and settle
 #: claims. A single database leaves the same part to others, because it or its functions may hang.
 _KEPT_BACK: Final = 4
+#: A connection that was used so many seconds ago is likely to be used again soon.
+_LATELY_S: Final = 1.0
 
 
 class Kept(Protocol):
@@ -49,12 +54,14 @@ class Kept(Protocol):
 class Owner:
     """A user of connections, all to one ``database``. ``lent``: they are lent to functions.
 
-    ``idle``: its unused connections, each with the time since when. The one that was used last is last.
+    ``idle``: its unused connections, each with the time since when. The one that was used last is last. ``used``:
+    how many it has taken and not given back.
     """
 
     database: _Parts = ()
     lent: bool = False
     closed: bool = False
+    used: int = 0
     idle: deque[tuple[float, Kept]] = field(default_factory=deque)
 
     @property
@@ -73,15 +80,25 @@ _Counts: TypeAlias = Callable[[_Kind], bool]
 _Found: TypeAlias = "Kept | None"
 
 
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """Who waits. ``patient``: one of its own may come back, so it closes none that others have just used."""
+
+    owner: Owner
+    found: Future[_Found] = field(default_factory=Future)
+    patient: bool = True
+
+
 class Budget:
     """The connections of a process to one server. All methods may be called in any thread.
 
     A caller that takes a connection, or room for one, gives it back. If there is no room, the caller queues, for
-    ``wait`` seconds at most. A connection that was unused for ``idle`` seconds is closed.
+    ``wait`` seconds at most. In the first ``patience`` seconds it closes no connection that others have used
+    lately, unless it has none of its own. A connection that was unused for ``idle`` seconds is closed.
     """
 
-    def __init__(self, most: int = MOST, *, wait: float = 10.0, idle: float = 10.0) -> None:
-        self.wait, self._idle = wait, idle
+    def __init__(self, most: int = MOST, *, wait: float = 10.0, idle: float = 10.0, patience: float = 0.1) -> None:
+        self.wait, self._idle, self._patience = wait, idle, min(patience, wait)
         self._limit(most)
         #: Whether the server has refused since `fit`; whether the limit is still below the one before.
         self._refused = self._growing = False
@@ -89,7 +106,7 @@ class Budget:
         self._owners: set[Owner] = set()
         self._databases: set[_Parts] = set()
         self._open = Counter[_Kind]()
-        self._waiting: list[tuple[Owner, Future[_Found]]] = []
+        self._waiting: list[_Waiter] = []
         self._attending = 0
         self._keeper: asyncio.Task[None] | None = None
 
@@ -145,37 +162,55 @@ class Budget:
 
     async def take(self, owner: Owner) -> _Found:
         """Take a connection, or room for a new one: None. Raises ConnectionsBusy."""
-        found = self._take(owner)
-        if not isinstance(found, Future):
-            return found
+        waiter = self._take(owner)
+        if not isinstance(waiter, _Waiter):
+            return waiter
+        future = asyncio.wrap_future(waiter.found)
         try:
-            await asyncio.wait([asyncio.wrap_future(found)], timeout=self.wait)
+            for seconds in self._waits():
+                await asyncio.wait([future], timeout=seconds)
+                if future.done():
+                    break
+                self._urge(waiter)
         except asyncio.CancelledError:
-            self._renounce(owner, found)
+            self._renounce(waiter)
             raise
-        if found.cancel():
-            raise self._busy(owner)
-        return found.result()
+        return self._outcome(waiter)
 
     def take_in_thread(self, owner: Owner) -> _Found:
         """Do what `take` does, but wait in this thread."""
-        found = self._take(owner)
-        if not isinstance(found, Future):
-            return found
+        waiter = self._take(owner)
+        if not isinstance(waiter, _Waiter):
+            return waiter
         try:
-            with suppress(TimeoutError):
-                return found.result(self.wait)
+            for seconds in self._waits():
+                with suppress(TimeoutError):
+                    return waiter.found.result(seconds)
+                self._urge(waiter)
         except BaseException:  # a time limit, for one, interrupts the thread
-            self._renounce(owner, found)
+            self._renounce(waiter)
             raise
-        if found.cancel():
-            raise self._busy(owner)
-        return found.result()
+        return self._outcome(waiter)
 
-    def _renounce(self, owner: Owner, found: Future[_Found]) -> None:
+    def _waits(self) -> tuple[float, float]:
+        """The seconds of a patient wait, and of the rest."""
+        return self._patience, self.wait - self._patience
+
+    def _outcome(self, waiter: _Waiter) -> _Found:
+        if waiter.found.cancel():
+            raise self._busy(waiter.owner)
+        return waiter.found.result()
+
+    def _renounce(self, waiter: _Waiter) -> None:
         """Stop waiting. If a connection or room came a moment before, the next caller gets it."""
-        if not found.cancel():
-            self.give(owner, found.result())
+        if not waiter.found.cancel():
+            self.give(waiter.owner, waiter.found.result())
+
+    def _urge(self, waiter: _Waiter) -> None:
+        """Let it close any unused connection from now on."""
+        with self._lock:
+            waiter.patient = False
+            self._serve()
 
     def give(self, owner: Owner, kept: _Found) -> None:
         """Give a connection back. None: the connection is closed, so give its room back."""
@@ -183,16 +218,17 @@ class Budget:
             self._put(owner, kept)
             self._serve()
 
-    def _take(self, owner: Owner) -> _Found | Future[_Found]:
+    def _take(self, owner: Owner) -> _Found | _Waiter:
         with self._lock:
             # This overtakes no waiting caller: none of them could use this room or this idle connection.
-            for found in self._find(owner):
+            waiter = _Waiter(owner)
+            for found in self._find(waiter):
                 return found
-            future: Future[_Found] = Future()
-            self._waiting.append((owner, future))
-            return future
+            self._waiting.append(waiter)
+            return waiter
 
     def _put(self, owner: Owner, kept: _Found) -> None:
+        owner.used -= 1
         if kept is not None and (owner.closed or self.open > self.most):
             kept.finish()
             kept = None
@@ -203,32 +239,35 @@ class Budget:
 
     def _serve(self) -> None:
         """Give each caller that waits what there is for it now, first come, first served."""
-        self._waiting = [it for it in self._waiting if not it[1].cancelled()]
-        blocked = set[Owner]()
+        self._waiting = [it for it in self._waiting if not it.found.cancelled()]
+        blocked = set[tuple[Owner, bool]]()
         for waiter in list(self._waiting):
-            owner, future = waiter
-            if owner in blocked:
+            if (waiter.owner, waiter.patient) in blocked:
                 continue
-            if not (found := self._find(owner)):
-                blocked.add(owner)
+            if not (found := self._find(waiter)):
+                blocked.add((waiter.owner, waiter.patient))
                 continue
             self._waiting.remove(waiter)
-            if future.set_running_or_notify_cancel():
-                future.set_result(found[0])
+            if waiter.found.set_running_or_notify_cancel():
+                waiter.found.set_result(found[0])
             else:
-                self._put(owner, found[0])
+                self._put(waiter.owner, found[0])
 
-    def _find(self, owner: Owner) -> list[_Found]:
+    def _find(self, waiter: _Waiter) -> list[_Found]:
         """Take a connection or room, if there is one: an unused one of the owner, or room that may be made."""
+        owner = waiter.owner
         while owner.idle:
             _, kept = owner.idle.pop()
             if kept.usable:
+                owner.used += 1
                 return [kept]
             kept.finish()
             self._open[owner.kind] -= 1
         full = self._full(owner)
-        if full and not self._evict([counts for counts, _ in full]):
+        fresh = not (waiter.patient and owner.used)
+        if full and not self._evict([counts for counts, _ in full], fresh=fresh):
             return []
+        owner.used += 1
         self._open[owner.kind] += 1
         return [None]
 
@@ -251,12 +290,21 @@ class Budget:
             if sum(number for kind, number in open_now if counts(kind)) >= most
         ]
 
-    def _evict(self, full: Sequence[_Counts]) -> bool:
-        """Make room in limits that are reached: close what was unused for longest, if it counts in all of them."""
+    def _evict(self, full: Sequence[_Counts], *, fresh: bool = True) -> bool:
+        """Make room in limits that are reached: close an unused connection that counts in all of them.
+
+        It is the one that was unused for longest. If all were used lately, it is one of the owner that has most,
+        who can best spare it; if they may not be ``fresh``, none is closed.
+        """
         idle = [it for it in self._owners if it.idle and all(counts(it.kind) for counts in full)]
-        if not idle:
+        longest = min(idle, key=lambda it: it.idle[0][0], default=None)
+        if longest is None:
             return False
-        self._finish(min(idle, key=lambda it: it.idle[0][0]))
+        if longest.idle[0][0] > time.monotonic() - _LATELY_S:
+            if not fresh:
+                return False
+            longest = max(idle, key=lambda it: (it.used + len(it.idle), -it.idle[0][0]))
+        self._finish(longest)
         return True
 
     def _finish(self, owner: Owner) -> None:
@@ -319,7 +367,12 @@ class Budgets:
 
     def of(self, url: str) -> Budget:
         """The budget of the server that an address leads to."""
-        return self._budgets.setdefault(_parts(url, "service", "hostaddr", "host", "port"), Budget(self._most))
+        return self._budgets.setdefault(server_of(url), Budget(self._most))
+
+
+def server_of(url: str) -> tuple[str, ...]:
+    """What tells the server of an address from others."""
+    return _parts(url, "service", "hostaddr", "host", "port")
 
 
 def _parts(url: str, *names: str) -> _Parts:

@@ -49,13 +49,16 @@ class OpenCircuit:
     """An open circuit, by the database's clock.
 
     ``probe``: what has become of its probe. It is answered, running, waiting, or gone: it cannot be called.
+    ``resumed``: the subscription was paused, and what has waited is not enqueued yet; ``open`` may be False then.
     """
 
     subscription: str
     probe_id: UUID | None
-    probe_at: datetime
+    probe_at: datetime | None
     probe: str
     now: datetime
+    open: bool = True
+    resumed: bool = False
 
 
 class PostgresCircuits:
@@ -93,8 +96,13 @@ class PostgresCircuits:
             await _set(conn, subscription, circuit.closed(now))
             return now - circuit.opened_at
 
+    async def released(self, subscription: str) -> None:
+        """Note that what has waited for the end of a pause is enqueued."""
+        async with self._pool.connection() as conn:
+            await conn.execute(statement("circuits/released"), {"subscription": subscription})
+
     async def open_ones(self) -> Sequence[OpenCircuit]:
-        """The open circuits, and what has become of their probes."""
+        """The open circuits, and what has become of their probes; and pauses that have ended."""
         async with self._pool.connection() as conn:
             return [OpenCircuit(**row) for row in await _rows(conn, "circuits/open")]
 

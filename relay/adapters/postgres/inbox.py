@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.claimant import claim_token, note_of
 from relay.adapters.postgres.pipeline import Command, fetch, fetch_tuples
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
@@ -145,13 +146,16 @@ class PostgresInboxAdapter:
         ]
 
     async def record_error(self, claim: ClaimedMessage, disposition: Retry) -> bool:
-        values = {"delay": disposition.delay, "uncounted": int(not disposition.counts)}
+        values = {
+            "delay": disposition.delay,
+            "uncounted": int(not disposition.counts),
+            "note": note_of(disposition),
+        }
         return await self._settle("inbox/record_error", claim, error=clean(disposition.error), **values)
 
     async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
-        return await self._settle(
-            "inbox/reject", claim, reason=clean(disposition.reason), kind=disposition.kind.value
-        )
+        values = {"kind": disposition.kind.value, "note": note_of(disposition)}
+        return await self._settle("inbox/reject", claim, reason=clean(disposition.reason), **values)
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
         return await self._settle("inbox/mark_dead_lettered", claim, skip=False)
@@ -326,7 +330,7 @@ def claim_many_command(
 
 def _claim_values(lease: timedelta, max_attempts: int) -> dict[str, Any]:
     exhausted = unanswered(max_attempts).reason
-    return {"token": uuid4(), "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
+    return {"token": claim_token(), "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
 
 
 def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:

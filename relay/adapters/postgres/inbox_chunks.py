@@ -11,6 +11,7 @@ from uuid import UUID
 from psycopg.rows import dict_row
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.claimant import note_of
 from relay.adapters.postgres.inbox import claim_many_command, claimed
 from relay.adapters.postgres.pool import Pool, query
 from relay.adapters.postgres.sql import statement
@@ -56,7 +57,8 @@ class PostgresChunks:
     async def settle(self, verdicts: Mapping[UUID, Disposition], token: UUID) -> set[UUID]:
         """Record every verdict in one statement; returns the ids whose claim was not lost."""
         written = [_written(verdict) for verdict in verdicts.values()]
-        parameters: dict[str, Any] = {"ids": list(verdicts), "token": token}
+        notes = [note_of(verdict) for verdict in verdicts.values()]
+        parameters: dict[str, Any] = {"ids": list(verdicts), "token": token, "notes": notes}
         for position, name in enumerate(("errors", "kinds", "delays", "uncounted")):
             parameters[name] = [values[position] for values in written]
         async with self._pool.connection() as conn:

@@ -1,28 +1,39 @@
-"""Messages of the inbox as operators see them, and the action on them: try now."""
+"""Messages of the inbox as operators see them, and the actions on them: try now, hold, discard, and back."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.paging import Page, Row, bounds, passes_over
 from relay.adapters.postgres.pool import query
-from relay.adapters.postgres.row_operations import Operations, as_key, coded, named, reasons
-from relay.domain.errors import InvalidRequest, UnknownMessage
+from relay.adapters.postgres.row_operations import Operations, as_key, coded, named, payload_filter, reasons
+from relay.domain.errors import InvalidRequest, RelayError, UnknownMessage
 from relay.domain.identity import Id
-from relay.domain.operators import MessageState, Operator, Outcome, message_refusal
+from relay.domain.operators import (
+    MessageState,
+    Operator,
+    Outcome,
+    hold_refusal,
+    message_discard_refusal,
+    message_refusal,
+    message_reopen_refusal,
+    release_refusal,
+)
+from relay.domain.search import like
 from relay.domain.topology import subject_pattern
 
 _UNKNOWN: Final = UnknownMessage("there is no such message", hint="relay inbox list --all")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 #: Messages in these states may be without an error.
-_WITHOUT_ERROR: Final = {"waiting", "running", "parked"}
+_WITHOUT_ERROR: Final = {"waiting", "running", "parked", "held"}
 #: One index finds the messages in these states, and no others.
 _UNFINISHED: Final = {*_WITHOUT_ERROR, "failing", "dead"}
 #: The end of a page: microseconds since 1970, and the id.
@@ -33,8 +44,8 @@ CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 class MessageFilter:
     """Selects messages of the inbox. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, running, parked, dead, processed. ``message_id``: what each subscription has of
-    this message. ``subject`` may be a pattern of NATS.
+    ``statuses``: waiting, failing, running, parked, held, dead, processed, discarded. ``message_id``: what each
+    subscription has of this message. ``payload``: see `payload_filter`. ``subject`` may be a pattern of NATS.
     ``since`` (included) and ``until`` (excluded) limit received_at. ``error`` is a code of `relay.domain.reasons`
     or a part of the text.
     """
@@ -45,6 +56,7 @@ class MessageFilter:
     subject: str | None = None
     event_type: str | None = None
     partition_key: str | None = None
+    payload: str | None = None
     correlation_id: Id | None = None
     since: datetime | None = None
     until: datetime | None = None
@@ -69,15 +81,22 @@ class PostgresMessageOperations(Operations):
     orders = ("processed", "unfinished", "failing", "dead")
 
     async def find(
-        self, wanted: MessageFilter, limit: int, *, before: str | None = None, short: bool = False
+        self,
+        wanted: MessageFilter,
+        limit: int,
+        *,
+        before: str | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` messages without their bodies, the last received first. ``before``: a ``cursor`` of one.
+        """Up to ``limit`` messages without their bodies, the last received first, or the ``oldest``.
 
-        ``short``: look at the newest of each state only, if the filter may pass over many. Raises InvalidRequest
-        for a cursor that is none.
+        ``before``: a ``cursor`` of one. ``short``: look at the first of each state only, if the filter may pass
+        over many. Raises InvalidRequest for a cursor that is none.
         """
         parameters = _parameters(wanted, limit, before) | await self._keys(wanted)
-        page = await self._page("inbox/messages", parameters, short=short and _passes_over(wanted))
+        short = short and _passes_over(wanted)
+        page = await self._page("inbox/messages", parameters, short=short, oldest=oldest)
         return replace(page, items=[{**_shown(row), "cursor": _cursor(row)} for row in page.items])
 
     async def groups(self, wanted: MessageFilter, most: int, *, short: bool = False) -> Sequence[Row]:
@@ -108,7 +127,16 @@ class PostgresMessageOperations(Operations):
         row = await self._detail(key, body=body)
         if row is None and (keys := await self._rows_of(key)):
             row = await self._detail(min(keys), body=body)
-        return None if row is None else _shown(row)
+        if row is None:
+            return None
+        return with_attempts(
+            _shown(row),
+            counted=row["attempts"],
+            rounds=row["requeues"],
+            ended=row["processed_at"] or row["dead_lettered_at"],
+            outcome="processed" if row["processed_at"] else "dead",
+            runs=row["status"] == "running",
+        )
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Make messages that wait for their next attempt due now, for the next sweep. Attempts stay counted.
@@ -116,11 +144,45 @@ class PostgresMessageOperations(Operations):
         A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE. If it is dead, the refusal names its incident,
         which is recorded now if it was missing.
         """
+        return await self._decide("retry", ids, message_refusal, by)
+
+    async def hold(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Set messages aside: none is handled until it is released. In an ordered subscription its key waits.
+
+        A message is refused with UNKNOWN_MESSAGE, or with NOT_STOPPABLE if it is over, or if a worker has it:
+        then it ends as usual.
+        """
+        return await self._decide("hold", ids, hold_refusal, by)
+
+    async def release(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let held messages go on. Attempts stay counted. Refused with NOT_STOPPED or UNKNOWN_MESSAGE."""
+        return await self._decide("release_held", ids, release_refusal, by, "release")
+
+    async def discard(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Give messages up; keys go on without them. Refused as of `hold`, which it may follow."""
+        return await self._decide("discard", ids, message_discard_refusal, by)
+
+    async def reopen(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let discarded messages be handled after all. Refused with NOT_STOPPED or UNKNOWN_MESSAGE."""
+        return await self._decide("reopen", ids, message_reopen_refusal, by)
+
+    async def _decide(
+        self,
+        change: str,
+        ids: Sequence[Id],
+        refusal: Callable[[MessageState], RelayError | None],
+        by: Operator,
+        action: str = "",
+    ) -> Outcome:
+        """Do `_change` to messages, and answer for each by the id that was given.
+
+        A dead one is refused with its incident, which is recorded now if it was missing.
+        """
         given = {str(_key(id)): str(id) for id in ids}
         await PostgresIncidents(self._source).record_rows([UUID(key) for key in given])
-        outcome = await self._change("retry", [UUID(key) for key in given], message_refusal, _UNKNOWN, by)
+        outcome = await self._change(change, [UUID(key) for key in given], refusal, _UNKNOWN, by, action)
         refused = tuple((given[key], error) for key, error in outcome.refused)
-        return Outcome(tuple(given[key] for key in outcome.done), refused)
+        return replace(outcome, done=tuple(given[key] for key in outcome.done), refused=refused)
 
 
 def _parameters(wanted: MessageFilter, limit: int, before: str | None = None) -> dict[str, Any]:
@@ -130,9 +192,11 @@ def _parameters(wanted: MessageFilter, limit: int, before: str | None = None) ->
         **bounds(limit, None),
         "statuses": list(wanted.statuses),
         "mixed": wanted.mixed,
+        "event_type": like(wanted.event_type),
         "subject": None if wanted.subject is None else subject_pattern(wanted.subject),
         "correlation_id": as_key(wanted.correlation_id),
         **reasons("error", wanted.error),
+        **payload_filter(wanted.payload),
         "before_at": at,
         "before_id": id,
     }

@@ -13,10 +13,20 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.bounded import CELL, bounded
-from relay.adapters.postgres.paging import Page, Row, bounds
+from relay.adapters.postgres.paging import Page, Row, bounds, filters
 from relay.adapters.postgres.pool import Connection, query
-from relay.adapters.postgres.row_operations import Operations, as_key, audit, coded, named, reasons, who
+from relay.adapters.postgres.row_operations import (
+    Operations,
+    Refusal,
+    as_key,
+    audit,
+    coded,
+    named,
+    reasons,
+    who,
+)
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
@@ -30,6 +40,7 @@ from relay.domain.incidents import (
     close_refusal,
     gone,
     release_refusal,
+    reopen_refusal,
     requeue_refusal,
     unknown,
     wake_refusal,
@@ -37,6 +48,7 @@ from relay.domain.incidents import (
 from relay.domain.letters import Letter, Match
 from relay.domain.operators import Operator, Outcome, judge
 from relay.domain.policies import DeadLetterClass
+from relay.domain.search import like
 from relay.domain.traceparent import trace_id
 from relay.ports import Compared, DeadPlace
 
@@ -50,6 +62,7 @@ class PostgresIncidents(Operations):
     kind = "dlq"
     body = "original"
     one = "incidents/incident"
+    orders = ("recorded",)
 
     async def record_rows(self, ids: Sequence[UUID]) -> Sequence[RecordedIncident]:
         """See the port."""
@@ -105,26 +118,35 @@ class PostgresIncidents(Operations):
             await conn.execute(statement(name), parameters)
 
     async def find(
-        self, wanted: IncidentFilter, limit: int, *, before: int | None = None, short: bool = False
+        self,
+        wanted: IncidentFilter,
+        limit: int,
+        *,
+        before: int | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` incidents without their messages, the newest first. ``before``: below this number.
+        """Up to ``limit`` incidents without their messages, the newest first, or the oldest.
 
-        ``short`` changes nothing: dead letters are few.
+        ``before``: behind this number. ``short``: look at the first only, if the filter may pass over many,
+        and for unconfirmed ones.
         """
-        page = await self._page("incidents/incidents", _parameters(wanted, limit, before))
+        passes, asked = short and _passes_over(wanted), _parameters(wanted, limit, before)
+        page = await self._page("incidents/incidents", asked, short=passes, oldest=oldest)
         unconfirmed = 0
         if wanted.confirmed:
             others = replace(wanted, confirmed=False, kinds=(DeadLetterClass.UNCONFIRMED,))
-            unconfirmed = (await self._page("incidents/incidents", _parameters(others, 1))).total
+            unconfirmed = (await self._page("incidents/incidents", _parameters(others, 1), short=short)).total
         rows = [coded(named(row, "message_id"), "reason") for row in page.items]
-        return Page(rows, page.total, unconfirmed=unconfirmed)
+        return Page(rows, page.total, page.reach, unconfirmed)
 
     async def groups(self, wanted: IncidentFilter, most: int, *, short: bool = False) -> Sequence[Row]:
         """How many incidents have each code of a reason, by class, among the newest ``most`` that fit.
 
-        ``short`` changes nothing.
+        ``short``: as of `find`.
         """
-        return await self._groups("reason", "class", "incidents/incidents", _parameters(wanted, most))
+        short = short and _passes_over(wanted)
+        return await self._groups("reason", "class", "incidents/incidents", _parameters(wanted, most), short=short)
 
     def _key(self, row: Row) -> Any:
         return row["id"]
@@ -132,7 +154,7 @@ class PostgresIncidents(Operations):
     async def get(self, id: int, *, body: bool = True) -> Row | None:
         """One incident with its headers, its original message and its history, or None."""
         row = await self._detail(id, body=body)
-        return None if row is None else coded(named(row, "message_id"), "reason")
+        return None if row is None else _with_attempts(coded(named(row, "message_id"), "reason"))
 
     async def requeue(self, ids: Sequence[int], by: Operator) -> Outcome:
         """Requeue messages in the failing consumer's inbox, with new attempts.
@@ -142,9 +164,7 @@ class PostgresIncidents(Operations):
         """
         async with self._source() as conn, conn.transaction():
             wanted, refused = await _judged(conn, ids, requeue_refusal)
-            done = await _requeue(conn, wanted, by)
-        refused += [(str(id), gone()) for id in wanted if id not in done]
-        return Outcome(tuple(str(id) for id in wanted if id in done), tuple(refused))
+            return await _requeue(conn, wanted, by, refused)
 
     async def discard(self, ids: Sequence[int], by: Operator) -> Outcome:
         """Give up messages permanently. Raises InvalidRequest without a note.
@@ -157,6 +177,19 @@ class PostgresIncidents(Operations):
         """Close incidents that were solved by other means. Otherwise like `discard`."""
         return await self._close(ids, IncidentStatus.RESOLVED, "dlq.resolve", by)
 
+    async def reopen(self, ids: Sequence[int], by: Operator) -> Outcome:
+        """Open discarded and resolved incidents again. Nothing runs, and no alert is sent.
+
+        An incident is refused with UNKNOWN_INCIDENT or NOT_REOPENABLE.
+        """
+        async with self._source() as conn, conn.transaction():
+            wanted, refused = await _judged(conn, ids, reopen_refusal)
+            deed = None
+            if wanted:
+                await conn.execute(statement("incidents/reopen"), {"ids": wanted})
+                deed = await audit(conn, "dlq.reopen", wanted, by, refused)
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
+
     async def snooze(self, ids: Sequence[int], by: Operator, *, duration: timedelta | None) -> Outcome:
         """Hide incidents from the open ones for a time. Then they are open again, and an alert names them again.
 
@@ -165,10 +198,11 @@ class PostgresIncidents(Operations):
         refusal, action = (close_refusal, "dlq.snooze") if duration else (wake_refusal, "dlq.wake")
         async with self._source() as conn, conn.transaction():
             wanted, refused = await _judged(conn, ids, refusal)
+            deed = None
             if wanted:
                 await conn.execute(statement("incidents/snooze"), {"ids": wanted, "duration": duration})
-                await audit(conn, action, wanted, by)
-        return Outcome(tuple(map(str, wanted)), tuple(refused))
+                deed = await audit(conn, action, wanted, by, refused)
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
 
     async def wake(self, ids: Sequence[int], by: Operator) -> Outcome:
         """Open snoozed incidents again, without another alert. Any other is refused with INCIDENT_CLOSED."""
@@ -179,9 +213,8 @@ class PostgresIncidents(Operations):
             raise InvalidRequest("say why", field="note")
         async with self._source() as conn, conn.transaction():
             wanted, refused = await _judged(conn, ids, close_refusal)
-            if wanted:
-                await _closed(conn, wanted, status, action, by)
-        return Outcome(tuple(map(str, wanted)), tuple(refused))
+            deed = await _closed(conn, wanted, status, action, by, refused) if wanted else None
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
 
 
 async def _record_letters(conn: Connection, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
@@ -232,11 +265,31 @@ def _columns(letters: Sequence[Letter], *names: str) -> dict[str, list[Any]]:
     return {name: [getattr(letter, name) for letter in letters] for name in names}
 
 
+def _with_attempts(row: Row) -> Row:
+    """Return an incident with the attempts at its message, as far as the inbox has it."""
+    now = {name: row.pop(f"{name}_now") for name in ("attempts", "requeues", "processed", "dead", "running")}
+    return with_attempts(
+        row,
+        counted=now["attempts"] or 0,
+        rounds=now["requeues"] or 0,
+        ended=now["processed"] or now["dead"],
+        outcome="processed" if now["processed"] else "dead",
+        runs=bool(now["running"]) and not (now["processed"] or now["dead"]),
+    )
+
+
+def _passes_over(wanted: IncidentFilter) -> bool:
+    """Whether a list may read many incidents that do not fit. Indexes find those of a message or a correlation."""
+    found = filters(wanted) - {"kinds", "confirmed"}
+    return not found & {"message_id", "correlation_id"} and bool(wanted.kinds or found)
+
+
 def _parameters(wanted: IncidentFilter, limit: int, before: int | None = None) -> dict[str, Any]:
     statuses = [status.value for status in wanted.statuses] or None
     return {
         **asdict(wanted),
         "statuses": statuses,
+        "event_type": like(wanted.event_type),
         # A snoozed incident is stored as an open one.
         "stored": statuses and ["open" if it == "snoozed" else it for it in statuses],
         "kinds": [kind.value for kind in wanted.kinds] or None,
@@ -266,22 +319,32 @@ async def _judged(
     return judge(ids, found, refusal, unknown)
 
 
-async def _requeue(conn: Connection, ids: Sequence[int], by: Operator) -> set[int]:
-    """Make the inbox rows of incidents due at once; return the incidents that had a row to reset."""
-    done = {id for (id,) in await query(conn, "inbox/requeue", ids=list(ids))}
+async def _requeue(conn: Connection, ids: Sequence[int], by: Operator, refused: Sequence[Refusal] = ()) -> Outcome:
+    """Make the inbox rows of incidents due at once. An incident that has no row to reset is refused."""
+    reset = {id for (id,) in await query(conn, "inbox/requeue", ids=list(ids))}
+    done = [id for id in ids if id in reset]
+    refused = [*refused, *((str(id), gone()) for id in ids if id not in reset)]
+    status, deed = IncidentStatus.REQUEUED, None
     if done:
-        await _closed(conn, [id for id in ids if id in done], IncidentStatus.REQUEUED, "dlq.requeue", by)
-    return done
+        deed = await _closed(conn, done, status, "dlq.requeue", by, refused)
+    return Outcome(tuple(map(str, done)), tuple(refused), deed)
 
 
-async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, action: str, by: Operator) -> None:
+async def _closed(
+    conn: Connection,
+    ids: Sequence[int],
+    status: IncidentStatus,
+    action: str,
+    by: Operator,
+    refused: Sequence[Refusal],
+) -> int:
     """Close incidents. A key that was blocked goes on: with its message if that is requeued, else without."""
     which = {"ids": list(ids)}
     await conn.execute(statement("incidents/close"), {**which, "status": status.value, **who(by)})
     if status is not IncidentStatus.REQUEUED:
         await conn.execute(statement("outbox/skip_heads"), which)
     await conn.execute(statement("outbox/release_heads"), which)
-    await audit(conn, action, ids, by)
+    return await audit(conn, action, ids, by, refused)
 
 
 # --- keys that are parked behind a dead letter (DESIGN §6) ---
@@ -290,31 +353,45 @@ async def _closed(conn: Connection, ids: Sequence[int], status: IncidentStatus, 
 class PostgresParkedKeys(Operations):
     """Only changes rows: the sweep then finds the messages that may run."""
 
-    async def list(self, limit: int, offset: int) -> Sequence[Row]:
-        """Some of the parked keys, the longest parked first."""
-        which = {"limit": limit, "offset": offset}
+    async def list(self, limit: int, offset: int, subscription: str | None = None) -> Sequence[Row]:
+        """Some of the parked keys, of one subscription or of all (None), the longest parked first."""
+        which = {"limit": limit, "offset": offset, "subscription": subscription}
         async with self._source() as conn, conn.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(await bounded(conn, "inbox/parked_keys", which, CELL), which)
             return [named(row, "head") for row in await cursor.fetchall()]
 
-    async def release(self, keys: Sequence[str] | None, subscription: str | None, by: Operator) -> Outcome:
+    async def release(
+        self,
+        keys: Sequence[str] | None,
+        subscription: str | None,
+        by: Operator,
+        counted: Sequence[str] | None = None,
+    ) -> Outcome:
         """Release keys by name, or all (None), of one subscription or of all (None).
+
+        ``counted``: only these, as ``subscription/key``; one that is not parked any more is left out.
 
         They go on in order: first the dead head, with new attempts, then the messages behind it. A key is refused
         with NOT_PARKED, UNREADABLE_MESSAGE, or NOT_REQUEUEABLE while the head's dead letter is not recorded yet.
         """
-        parameters = {"keys": None if keys is None else [*keys], "subscription": subscription}
+        parameters = {
+            "keys": None if keys is None else [*keys],
+            "subscription": subscription,
+            "counted": None if counted is None else [*counted],
+        }
         async with self._source() as conn, conn.transaction():
             heads = [ParkedHead(*row) for row in await query(conn, "inbox/lock_parked", **parameters)]
             wanted, refused = judge((), {head.name: head for head in heads}, release_refusal, _not_parked)
             refused += [(key, _not_parked(key)) for key in dict.fromkeys(keys or ()) if key not in _keys(heads)]
+            deed = None
             if wanted:
                 released = [head for head in heads if head.name in wanted]
-                await _requeue(conn, [it.incident for it in released if it.dead and it.incident is not None], by)
+                dead = [it.incident for it in released if it.dead and it.incident is not None]
+                await _requeue(conn, dead, by.besides)
                 which = {"subscriptions": [it.subscription for it in released], "keys": _keys(released)}
                 await conn.execute(statement("inbox/release_keys"), which)
-                await audit(conn, "parked.release", wanted, by)
-        return Outcome(tuple(wanted), tuple(refused))
+                deed = await audit(conn, "parked.release", wanted, by, refused)
+        return Outcome(tuple(wanted), tuple(refused), deed)
 
 
 def _keys(heads: Iterable[ParkedHead]) -> Sequence[str]:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from psycopg.rows import dict_row
 
-from relay.adapters.postgres.bounded import CELL, bounded
+from relay.adapters.postgres.bounded import LIFE, bounded
 from relay.adapters.postgres.pool import Source
 from relay.domain.life import LifeSearch
 
@@ -41,7 +41,7 @@ async def read(source: Source, wanted: LifeSearch) -> Rows:
             for kind in KINDS:
                 # Planned for what is asked: a plan for any number of ids might read a whole table.
                 await cursor.execute(
-                    await bounded(conn, f"life/{kind}", parameters, CELL), parameters, prepare=False
+                    await bounded(conn, f"life/{kind}", parameters, LIFE), parameters, prepare=False
                 )
                 found[kind] = await cursor.fetchall()
     return found

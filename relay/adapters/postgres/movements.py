@@ -9,8 +9,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from relay.adapters.postgres.controls import controls_in
 from relay.adapters.postgres.pool import Connection, Source, query
-from relay.domain.standstill import BacklogKind, Failing, LockHolder, Movement, RefusedEvents, confirmed, standing
+from relay.domain.controls import Controls
+from relay.domain.standstill import (
+    BacklogKind,
+    Failing,
+    LockHolder,
+    Movement,
+    RefusedEvents,
+    confirmed,
+    rests,
+    standing,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +60,10 @@ class PostgresMovements:
         self.worked: dict[str, float | None] = {}
 
     async def look(self) -> Sequence[Movement]:
-        """Return how each part moves in which something is due."""
+        """Return how each part moves in which something is due. What is paused on purpose is left out."""
         async with self._source() as conn:
-            return [
+            controls = Controls.of(await controls_in(conn))
+            moving = [
                 *await self._events(conn),
                 *await self._messages(conn),
                 *await self._rows(conn, BacklogKind.TASKS, "tasks/moving", parts=self._limits.parts),
@@ -59,6 +71,7 @@ class PostgresMovements:
                 *await self._rows(conn, BacklogKind.LETTERS, "inbox/unrecorded"),
                 *await self._rows(conn, BacklogKind.ALERTS, "alerts/moving"),
             ]
+        return [it for it in moving if not rests(it, controls)]
 
     async def standing(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Sequence[Movement]:
         """Return what stands still in two looks. Who calls this again and again never waits for the second one."""

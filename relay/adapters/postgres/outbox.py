@@ -15,6 +15,7 @@ import psycopg
 from psycopg.errors import InvalidSqlStatementName
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.claimant import about_worker
 from relay.adapters.postgres.failures import about_rows, migrated
 from relay.adapters.postgres.low_water import NO_LANE, NONE, SEARCH_LIMITS, Epoch, LowWaterMarks, SearchLimits
 from relay.adapters.postgres.pipeline import COMMIT, Command, as_sent, run_all, tuples
@@ -164,6 +165,7 @@ class _OutboxClaim:
                 "errors": [failure.error[:2_000] for failure in failures],
                 "delays": [failure.delay for failure in failures],
                 "counted": [int(failure.counts) for failure in failures],
+                "worker": about_worker(),
             },
         )
 

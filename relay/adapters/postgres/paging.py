@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -105,6 +106,11 @@ def passes_over(wanted: Any, *, mixed: bool) -> bool:
 def filters(wanted: Any) -> set[str]:
     """The names of the fields by which a list is filtered, other than the states."""
     return {name for name, value in asdict(wanted).items() if value is not None} - {"statuses"}
+
+
+def from_oldest(text: str) -> str:
+    """Turn the statement of a list round: it reads each index from the other end, and pages follow so."""
+    return re.sub(r"< (?=\(?%\(before)", "> ", text.replace(" DESC", ""))
 
 
 def ends(orders: Iterable[str], reach: Mapping[str, Reach]) -> dict[str, datetime | None]:

@@ -5,27 +5,68 @@ Every action is one transaction with its row in the audit log. It answers for ea
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final, TypeAlias
 from uuid import UUID
 
 from psycopg import sql
+from psycopg.errors import UniqueViolation
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.attempt_rows import with_attempts
 from relay.adapters.postgres.bounded import CELL, DETAIL, beginning, bounded, chunks
-from relay.adapters.postgres.paging import WINDOW, Page, Reach, Row, bounds, ends, in_order, passes_over
+from relay.adapters.postgres.paging import (
+    WINDOW,
+    Page,
+    Reach,
+    Row,
+    bounds,
+    ends,
+    from_oldest,
+    in_order,
+    passes_over,
+)
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain import tasks
 from relay.domain.disclosure import clean, stack_of
-from relay.domain.errors import NotPublishable, NotReplayable, RelayError
+from relay.domain.errors import (
+    InvalidRequest,
+    NotPublishable,
+    NotReplayable,
+    NotStoppable,
+    NotStopped,
+    NotUndoable,
+    RelayError,
+    SelectionUsed,
+)
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, Id, Identity, known_originals
-from relay.domain.operators import EventState, Operator, Outcome, judge, replay_refusal, retry_refusal
+from relay.domain.operators import (
+    EventState,
+    Operator,
+    Outcome,
+    discard_refusal,
+    judge,
+    reopen_refusal,
+    replay_refusal,
+    retry_refusal,
+)
 from relay.domain.reasons import code_of, reason_filter
+from relay.domain.search import like
 
+#: An id that was refused, and why.
+Refusal: TypeAlias = tuple[str, RelayError]
+#: How many of them the audit log names, and how long their ids may be there.
+_REFUSALS: Final = 100
+_ID_CHARS: Final = 200
+_DONE_TWICE: Final[Mapping[str, tuple[type[RelayError], str]]] = {
+    "uq_audit_log_selection": (SelectionUsed, "this was done already"),
+    "uq_audit_log_undoes": (NotUndoable, "this was undone already"),
+}
 _UNKNOWN_TASK: Final = tasks.UnknownTask("there is no such task", hint="relay tasks list --all")
 
 
@@ -49,17 +90,25 @@ class Operations:
         self._source, self._window = source, window
 
     async def _page(
-        self, name: str, parameters: Mapping[str, Any], source: Source | None = None, *, short: bool = False
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        source: Source | None = None,
+        *,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
         """Return the rows of a statement, whose column ``total`` tells how many match in all.
 
         It is planned for its filter each time: a plan for any filter might read all. ``short``: it looks at
-        no more than ``window`` rows in each of the ``orders`` in which it reads them.
+        no more than ``window`` rows in each of the ``orders`` in which it reads them. ``oldest``: they come
+        first.
         """
+        turn = from_oldest if oldest else str
         async with (source or self._source)() as conn, conn.cursor(row_factory=dict_row) as cursor:
-            reach = await self._reach(conn, parameters) if short else {}
+            reach = await self._reach(conn, parameters, oldest=oldest) if short else {}
             asked = {**parameters, **ends(self.orders, reach)}
-            await cursor.execute(await bounded(conn, name, asked, CELL), asked, prepare=False)
+            await cursor.execute(await bounded(conn, name, asked, CELL, turn=turn), asked, prepare=False)
             rows = await cursor.fetchall()
         return Page(rows, max([row.pop("total") for row in rows], default=0), reach)
 
@@ -78,10 +127,15 @@ class Operations:
                 counts[code_of(reason) or None, value] += count
         return [{code_column(text): code, other: value, "count": n} for (code, value), n in counts.most_common()]
 
-    async def _reach(self, conn: Connection, parameters: Mapping[str, Any]) -> Mapping[str, Reach]:
-        asked = {**parameters, "window": self._window}
-        found = await conn.execute(statement(f"{self.kind}/reach"), asked, prepare=False)
-        return {order: Reach(*ended) for order, *ended in await found.fetchall() if any(ended)}
+    async def _reach(
+        self, conn: Connection, parameters: Mapping[str, Any], *, oldest: bool = False
+    ) -> Mapping[str, Reach]:
+        asked, text = {**parameters, "window": self._window}, statement(f"{self.one.partition('/')[0]}/reach")
+        found = await conn.execute(from_oldest(text) if oldest else text, asked, prepare=False)
+        ended = [(order, since, until) for order, since, until in await found.fetchall() if since or until]
+        if oldest:  # what was the end towards the past is now the end towards the present
+            return {order: Reach(until=since or until) for order, since, until in ended}
+        return {order: Reach(since, until) for order, since, until in ended}
 
     async def _detail(self, id: UUID | int, *, body: bool) -> Row | None:
         """Return a row, and as ``history`` what operators did to it at last, oldest first.
@@ -131,16 +185,21 @@ class Operations:
         refusal: Callable[[Any], RelayError | None],
         unknown: RelayError,
         by: Operator,
+        action: str = "",
     ) -> Outcome:
-        """Lock rows, and apply the statement ``change`` to those that a rule does not refuse."""
+        """Lock rows, and apply the statement ``change`` to those that a rule does not refuse.
+
+        ``action``: its name in the audit log, if that is another.
+        """
         async with self._source() as conn, conn.transaction():
             rows = await query(conn, f"{self.kind}/lock_many", ids=list(ids))
             found = {id: self.state(*rest) for id, *rest in rows}
             wanted, refused = judge(ids, found, refusal, lambda _: unknown)
+            deed = None
             if wanted:
                 await conn.execute(statement(f"{self.kind}/{change}"), {"ids": wanted})
-                await audit(conn, f"{self.kind}.{change}", wanted, by)
-        return Outcome(tuple(map(str, wanted)), tuple(refused))
+                deed = await audit(conn, f"{self.kind}.{action or change}", wanted, by, refused)
+        return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
 
 
 def named(row: Row, column: str) -> Row:
@@ -178,15 +237,53 @@ def reasons(name: str, asked: str | None) -> dict[str, Any]:
     return {name: wanted.pattern, "unless": list(wanted.unless)}
 
 
+def payload_filter(asked: str | None) -> dict[str, Any]:
+    """Return which payloads are asked for, such as ``order.id=47``, as parameters of a statement.
+
+    Raises InvalidRequest.
+    """
+    path, equals, value = (asked or "=").partition("=")
+    if asked is not None and not (equals and all(path.split("."))):
+        raise InvalidRequest("is no PATH=VALUE", field="payload", hint="such as order.id=47")
+    return {"payload_path": path.split(".") if path else None, "payload_value": value if path else None}
+
+
 def as_key(id: Id | None) -> UUID | None:
     """Return the UUID that stands for an id."""
     return Identity.of(id).uuid if isinstance(id, str) else id
 
 
-async def audit(conn: Connection, action: str, ids: Sequence[object], by: Operator) -> None:
-    """Record who did what to which ids, in the open transaction."""
-    parameters = {"action": action, "ids": [str(id) for id in ids], **who(by)}
-    await conn.execute(statement("session/write_audit"), parameters)
+async def audit(
+    conn: Connection, action: str, ids: Sequence[object], by: Operator, refused: Sequence[Refusal] = ()
+) -> int:
+    """Record who did what to which ids, and which were refused, in the open transaction; returns its number.
+
+    Raises SelectionUsed and NotUndoable if another act was faster: so nothing is done twice.
+    """
+    about = {**by.about, **_refusals(refused)}
+    parameters = {
+        "action": action,
+        "ids": [str(id) for id in ids],
+        "selection": by.selection,
+        "undoes": by.undoes,
+        "about": json.dumps(about) if about else None,
+        **who(by),
+    }
+    try:
+        [(deed,)] = await query(conn, "session/write_audit", **parameters)
+    except UniqueViolation as error:
+        if (twice := _DONE_TWICE.get(error.diag.constraint_name or "")) is None:
+            raise
+        kind, text = twice
+        raise kind(text, hint="relay audit list") from None
+    return int(deed)
+
+
+def _refusals(refused: Sequence[Refusal]) -> Row:
+    if not refused:
+        return {}
+    shown = [[clean(id[:_ID_CHARS]), it.code, it.message, it.hint] for id, it in refused[:_REFUSALS]]
+    return {"refusals": len(refused), "refused": shown}
 
 
 def who(by: Operator) -> dict[str, str | None]:
@@ -201,14 +298,17 @@ def who(by: Operator) -> dict[str, str | None]:
 class EventFilter:
     """Selects outbox events. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, dead, published. ``since`` (included) and ``until`` (excluded) bound
-    occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of the text.
+    ``statuses``: waiting, failing, dead, published, discarded. ``since`` (included) and ``until`` (excluded) bound
+    occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of the text. ``payload``: see
+    `payload_filter`.
     """
 
     statuses: list[str]
     event_type: str | None = None
     aggregate_type: str | None = None
     aggregate_id: str | None = None
+    partition_key: str | None = None
+    payload: str | None = None
     correlation_id: Id | None = None
     since: datetime | None = None
     until: datetime | None = None
@@ -221,24 +321,38 @@ class PostgresOutboxOperations(Operations):
     kind = "outbox"
     one = "outbox/event"
     state = EventState
-    orders = ("published", "waiting", "dead")
+    orders = ("published", "waiting", "delayed", "dead")
 
     async def find(
-        self, wanted: EventFilter, limit: int, *, before: int | None = None, short: bool = False
+        self,
+        wanted: EventFilter,
+        limit: int,
+        *,
+        before: int | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` events without their payloads, the newest first. ``before``: below this ``seq``.
+        """Up to ``limit`` events without their payloads, the newest first, or the oldest.
 
-        ``short``: look at the newest of each state only, if the filter may pass over many.
+        ``before``: behind this ``seq``. ``short``: look at the first of each state only, if the filter may pass
+        over many.
         """
-        short = short and passes_over(wanted, mixed="waiting" in wanted.statuses)
+        short = short and passes_over(wanted, mixed=not {"waiting", "delayed"}.isdisjoint(wanted.statuses))
         source = in_order(self._source, wanted, short=short)
-        page = await self._page("outbox/events", _parameters(wanted, limit, before), source, short=short)
+        parameters = _parameters(wanted, limit, before)
+        page = await self._page("outbox/events", parameters, source, short=short, oldest=oldest)
         return replace(page, items=[coded(named(row, "id"), "publish_error") for row in page.items])
 
     async def get(self, id: Id, *, body: bool = True) -> Row | None:
         """One event with its headers, its payload and its history, or None."""
         row = await self._detail((await self._rows([id]))[id], body=body)
-        return None if row is None else coded(named(row, "id"), "publish_error")
+        if row is None:
+            return None
+        found = coded(named(row, "id"), "publish_error")
+        ended = row["published_at"] or row["dead_at"]
+        outcome = row["status"] if ended else ""
+        counted = row["publish_attempts"] + bool(row["published_at"])
+        return with_attempts(found, counted=counted, rounds=row["generation"], ended=ended, outcome=outcome)
 
     async def _rows(self, ids: Sequence[Id]) -> dict[Id, UUID]:
         """Find the rows of events. A text is searched, as plain SQL may have given its row any UUID."""
@@ -262,7 +376,8 @@ class PostgresOutboxOperations(Operations):
         given = {str(row): str(id) for id, row in rows.items()}
         outcome = await self._change(change, list(rows.values()), refusal, unknown, by)
         done, refused = outcome.done, outcome.refused
-        return Outcome(tuple(given[row] for row in done), tuple((given[row], error) for row, error in refused))
+        named = tuple((given[row], error) for row, error in refused)
+        return replace(outcome, done=tuple(given[row] for row in done), refused=named)
 
     async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Let failed events be tried again. The operation that wrote them is not repeated.
@@ -284,6 +399,23 @@ class PostgresOutboxOperations(Operations):
         )
         return await self._decide("replay", ids, replay_refusal, unknown, by)
 
+    async def discard(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Give events up that are not published. Later events of their keys go on without them.
+
+        This waits for a publisher that has an event in work, which then is published. An event is refused with
+        NOT_STOPPABLE if it is unknown, published or discarded.
+        """
+        unknown = NotStoppable("there is no such event", hint="relay outbox list")
+        return await self._decide("discard", ids, discard_refusal, unknown, by)
+
+    async def reopen(self, ids: Sequence[Id], by: Operator) -> Outcome:
+        """Let discarded events be published after all, before later events of their keys that still wait.
+
+        An event is refused with NOT_STOPPED if it is unknown or not discarded.
+        """
+        unknown = NotStopped("there is no such event", hint="relay outbox list --status discarded")
+        return await self._decide("reopen", ids, reopen_refusal, unknown, by)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
@@ -300,7 +432,10 @@ class TaskFilter:
 def _parameters(wanted: EventFilter | TaskFilter, limit: int, before: int | None) -> dict[str, Any]:
     """Return a filter as the parameters of its statement."""
     key, error = as_key(wanted.correlation_id), reasons("error", wanted.error)
-    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error}
+    payload = payload_filter(getattr(wanted, "payload", None))
+    kind = "event_type" if isinstance(wanted, EventFilter) else "type"
+    named = {kind: like(getattr(wanted, kind))}
+    return {**asdict(wanted), **bounds(limit, before), "correlation_id": key, **error, **payload, **named}
 
 
 class PostgresTaskOperations(Operations):
@@ -312,21 +447,37 @@ class PostgresTaskOperations(Operations):
     orders = ("finished",)
 
     async def find(
-        self, wanted: TaskFilter, limit: int, *, before: int | None = None, short: bool = False
+        self,
+        wanted: TaskFilter,
+        limit: int,
+        *,
+        before: int | None = None,
+        short: bool = False,
+        oldest: bool = False,
     ) -> Page[Row]:
-        """Up to ``limit`` tasks without their payloads, the newest first. One that is claimed is ``running``.
+        """Up to ``limit`` tasks without their payloads, the newest first, or the oldest.
 
-        ``before``: below this ``seq``. ``short``: of finished ones look at the newest only, if the filter may pass
-        over many.
+        One that is claimed is ``running``. ``before``: behind this ``seq``. ``short``: of finished
+        ones look at the first only, if the filter may pass over many.
         """
         short = short and passes_over(wanted, mixed=len({"completed", "cancelled"} & {*wanted.statuses}) == 1)
-        page = await self._page("tasks/tasks", _parameters(wanted, limit, before), short=short)
+        page = await self._page("tasks/tasks", _parameters(wanted, limit, before), short=short, oldest=oldest)
         return replace(page, items=[coded(named(row, "id"), "last_error") for row in page.items])
 
     async def get(self, id: UUID, *, body: bool = True) -> Row | None:
         """One task with its metadata, its payload and its history, or None."""
         row = await self._detail(id, body=body)
-        return None if row is None else coded(named(row, "id"), "last_error")
+        if row is None:
+            return None
+        ended = row["finished_at"] if row["status"] in ("completed", "failed") else None
+        outcome = "completed" if row["status"] == "completed" else "dead"
+        return with_attempts(
+            coded(named(row, "id"), "last_error"),
+            counted=row["attempts"],
+            ended=ended,
+            outcome=outcome,
+            runs=row["status"] == "running",
+        )
 
     async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Run failed or cancelled tasks again, with new attempts.
@@ -338,3 +489,7 @@ class PostgresTaskOperations(Operations):
     async def cancel(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Cancel tasks that do not run now. A task is refused with NOT_CANCELLABLE or UNKNOWN_TASK."""
         return await self._change("cancel", ids, tasks.cancel_refusal, _UNKNOWN_TASK, by)
+
+    async def reopen(self, ids: Sequence[UUID], by: Operator) -> Outcome:
+        """Take the cancelling of tasks back. A task is refused with NOT_REOPENABLE or UNKNOWN_TASK."""
+        return await self._change("reopen", ids, tasks.reopen_refusal, _UNKNOWN_TASK, by)

@@ -20,6 +20,7 @@ from relay.domain.policies import KEEP
 from relay.domain.schedule import (
     CLAIM,
     ClaimedRun,
+    CronRun,
     Due,
     JobRecord,
     JobView,
@@ -162,6 +163,26 @@ class PostgresSchedule:
             leader = await (await conn.execute(statement("schedule/lease_holder"))).fetchone()
         return Schedule(leader[0] if leader else None, jobs)
 
+    async def runs(self, job: str, limit: int = 20) -> Sequence[CronRun]:
+        """Return the last runs of a cron job, the newest first."""
+        return await self._runs("schedule/runs", {"job": job, "limit": limit})
+
+    async def answering(self, job: str, asked: datetime) -> CronRun | None:
+        """Return the run that answers what was due, or asked for, at a time; None while there is none.
+
+        It may be another run of that time: one that had not started yet, or one that was due at once after.
+        """
+        return next(iter(await self._runs("schedule/answering_run", {"job": job, "asked": asked})), None)
+
+    async def _runs(self, name: str, which: dict[str, Any]) -> Sequence[CronRun]:
+        async with self._source() as conn, conn.cursor(row_factory=class_row(CronRun)) as cursor:
+            await cursor.execute(await bounded(conn, name, which, CELL), which)
+            return await cursor.fetchall()
+
+    async def knows(self, job: str) -> bool:
+        """Whether a job is scheduled, or was within the last month."""
+        return bool(await self._all("schedule/known", name=job))
+
     async def request(self, job: str, by: Operator) -> datetime | None:
         """Ask the leader to run a job now; returns the time of the first request, None for an unknown job."""
         async with self._source() as conn, conn.transaction():
@@ -186,11 +207,6 @@ class PostgresSchedule:
                 await conn.execute(statement("schedule/pause_job"), {"name": job, "pause": pause})
                 await audit(conn, f"schedule {'pause' if pause else 'resume'}", [job], by)
         return True
-
-    async def outcome(self, job: str, scheduled_for: datetime) -> tuple[RunState, str | None] | None:
-        """Return the state and error of a cron job's run; None when there is no such run."""
-        rows = await self._all("schedule/run", job=job, scheduled_for=scheduled_for)
-        return next(((RunState(state), error) for state, error in rows), None)
 
     async def _all(self, name: str, /, **parameters: Any) -> list[Any]:
         async with self._source() as conn:

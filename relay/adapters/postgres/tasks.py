@@ -10,19 +10,22 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from psycopg.errors import DivisionByZero
 
 from relay.adapters.postgres import array
+from relay.adapters.postgres.claimant import claim_token, note_of
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, query
+from relay.adapters.postgres.rates import begin, turn
 from relay.adapters.postgres.sql import statement
+from relay.domain.controls import rate_of_key
 from relay.domain.disclosure import clean
-from relay.domain.policies import Retry
-from relay.domain.tasks import ClaimedTask, PutOff, Rate, TaskRef, slot
+from relay.domain.policies import DeadLetter, Retry
+from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
 GRACE: Final = timedelta(seconds=5)
@@ -32,10 +35,15 @@ _FULL_WAIT: Final = timedelta(seconds=8)
 
 @dataclass(frozen=True, slots=True)
 class TaskLimits:
-    """The limits of a task type. ``interval``: the shortest time between two starts."""
+    """The limits of a task type. ``interval``: the shortest time between two starts, or two of a key: ``per_key``.
+
+    ``until``: when the limit of an operator ends; it holds nothing for longer.
+    """
 
     concurrency: int | None = None
     interval: timedelta | None = None
+    per_key: bool = False
+    until: datetime | None = None
 
     def __bool__(self) -> bool:
         """Whether there is any limit."""
@@ -99,16 +107,21 @@ class PostgresTasks:
                 if not (rows := await query(conn, "tasks/lock", id=id)):
                     return None
                 [(key, waits_for)] = rows
-                held = await self._held(conn, key, limits) or await _slot(conn, task_type, limits, waits_for)
+                rate = rate_of_key(task_type, key) if limits.per_key else task_type
+                # The word in rows for a promised slot.
+                promised = waits_for == "turn"
+                held = await self._held(conn, key, limits) or await turn(
+                    conn, rate, limits.interval, promised=promised
+                )
                 if held is not None:
+                    if limits.until is not None:
+                        left = max(timedelta(milliseconds=1), limits.until - datetime.now(UTC))
+                        held = PutOff(min(held.delay, left), held.waits_for)
                     await _put_off(conn, id, held)
                     return held
                 claimed = await _claim(conn, id, lease, since)
                 if claimed is not None and limits.interval is not None:
-                    # Only after the claim, because the interval is between starts.
-                    await conn.execute(
-                        statement("tasks/take_slot"), {"type": task_type, "interval": limits.interval}
-                    )
+                    await begin(conn, rate, limits.interval, per_key=limits.per_key)
                 return claimed
 
     async def _held(self, conn: Connection, key: str | None, limits: TaskLimits) -> PutOff | None:
@@ -143,15 +156,15 @@ class PostgresTasks:
 
     async def record_error(self, claim: ClaimedTask, verdict: Retry) -> bool:
         """Note the error, set the next attempt, release the claim. False when the claim was lost."""
-        values = {"delay": verdict.delay, "uncounted": int(not verdict.counts)}
+        values = {"delay": verdict.delay, "uncounted": int(not verdict.counts), "note": note_of(verdict)}
         return await self._settle("tasks/record_error", claim, error=clean(verdict.error), **values)
 
-    async def fail(self, claim: ClaimedTask, error: str, correction: str | None = None) -> bool:
+    async def fail(self, claim: ClaimedTask, verdict: DeadLetter, correction: str | None = None) -> bool:
         """End the task as failed. False when the claim was lost. ``correction``: why that has failed too."""
+        values = {"error": clean(verdict.reason), "note": note_of(verdict)}
         if correction is None:
-            return await self._settle("tasks/fail", claim, error=clean(error))
-        name = "tasks/fail_uncorrected+fail"
-        return await self._settle(name, claim, error=clean(error), correction=clean(correction))
+            return await self._settle("tasks/fail", claim, **values)
+        return await self._settle("tasks/fail_uncorrected+fail", claim, **values, correction=clean(correction))
 
     async def next_of_key(self, key: str) -> Sequence[TaskRef]:
         """Make the first waiting task of a key due now and return it; none or one.
@@ -170,18 +183,19 @@ class PostgresTasks:
 
 def claim_command(id: UUID, lease: timedelta) -> Command:
     """Return the statement that claims a task of a type without limits. Its row is that of a `ClaimedTask`."""
-    return "tasks/claim", {"id": id, "token": uuid4(), "lease": lease}
+    return "tasks/claim", {"id": id, "token": claim_token(), "lease": lease}
 
 
-def fail_command(claim: ClaimedTask, error: str) -> Command:
+def fail_command(claim: ClaimedTask, verdict: DeadLetter) -> Command:
     """Return the statement that ends a task as failed in a function's transaction; see `PostgresTasks.fail`."""
-    return "tasks/fail_once+fail", {"id": claim.id, "token": claim.token, "error": clean(error)}
+    values = {"error": clean(verdict.reason), "note": note_of(verdict)}
+    return "tasks/fail_once+fail", {"id": claim.id, "token": claim.token, **values}
 
 
 def prefetch_command(id: UUID, others: Sequence[UUID], lease: timedelta) -> Command:
     """Return the statement that claims such a task together with those of ``others`` that never began."""
     ids = array.of_plain([id, *others])
-    return "tasks/claim_many", {"ids": ids, "first": id, "token": uuid4(), "lease": lease}
+    return "tasks/claim_many", {"ids": ids, "first": id, "token": claim_token(), "lease": lease}
 
 
 def give_back_command(claims: Sequence[ClaimedTask]) -> Command:
@@ -206,18 +220,3 @@ async def _put_off(conn: Connection, id: UUID, reason: PutOff) -> None:
     await conn.execute(
         statement("tasks/put_off"), {"id": id, "delay": reason.delay, "waits_for": reason.waits_for}
     )
-
-
-async def _slot(conn: Connection, task_type: str, limits: TaskLimits, waits_for: str | None) -> PutOff | None:
-    """Lock the rate limit. If there is no free slot now, promise one and return PutOff."""
-    if limits.interval is None:
-        return None
-    [row] = await query(conn, "tasks/lock_rate", type=task_type)
-    # The word in rows for a promised slot.
-    promised = waits_for == "turn"
-    delay = slot(Rate(*row), limits.interval, promised=promised)
-    if delay <= timedelta(0):
-        return None
-    if not promised:
-        await conn.execute(statement("tasks/promise_slot"), {"type": task_type, "delay": delay})
-    return PutOff(delay, "turn")

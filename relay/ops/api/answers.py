@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from relay.bus.http import json_response
 
 #: One at a time: more would not be faster, and the event loop would wait for each of them.
-_MAKING: Final = ThreadPoolExecutor(1, "answers")
+MAKING: Final = ThreadPoolExecutor(1, "answers")
 #: How much of a download is in memory at once.
 _PART_BYTES: Final = 64 * 1024
 
@@ -32,7 +32,7 @@ class MadeApart(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Make the body, and send it."""
-        self.body = await asyncio.get_running_loop().run_in_executor(_MAKING, self._make)
+        self.body = await asyncio.get_running_loop().run_in_executor(MAKING, self._make)
         self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 

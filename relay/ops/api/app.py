@@ -20,19 +20,27 @@ from relay.adapters.postgres.sql import statement
 from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
-from relay.ops.api import archive, contexts, queues, system
+from relay.ops.alarms.watch import ReadAlarms, Watch, WatchLimits
+from relay.ops.api import archive, contexts, controls, deeds, everywhere, history, queues, replays, system, work
+from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
+from relay.ops.api.conditional import Conditional
+from relay.ops.api.document import described, document_of, operation_id
+from relay.ops.api.live import Live, LiveLimits
+from relay.ops.api.refusals import problem, refused
 from relay.ops.api.rows import router_of
 from relay.ops.api.turns import RequestLimits, Turns
 from relay.ops.archive import ArchiveHandlers
 from relay.ops.console.render import as_page
 from relay.ops.console.routes import attach
+from relay.ops.find import Finder
 from relay.ops.handlers import RowHandlers
 from relay.ops.kinds import KINDS
 from relay.ops.queries import queries
 from relay.ops.queues import answer_for_queues, carry_out_for_queues
 from relay.ops.servers import answer_for_servers
+from relay.ops.work import Works
 from relay.settings import ContextSettings, Settings
 
 #: The connections for one context, and the time limit of a page in milliseconds.
@@ -44,6 +52,9 @@ _LIMIT_MS: Final = "10000"
 _PATIENCE_S: Final = 20.0
 _LIMITS: Final = OpsLimits()
 _TURNS: Final = RequestLimits()
+_LIVE: Final = LiveLimits()
+#: The rules and the overview together read fewer contexts at once than there are connections to a server.
+_WATCH: Final = WatchLimits(at_once=3)
 _ABOUT: Final = "Look at what waits and what failed in jetrelay, and decide about it."
 
 
@@ -52,6 +63,7 @@ def create_app(
     pools: ContextPools | None = None,
     limits: OpsLimits = _LIMITS,
     turns: RequestLimits = _TURNS,
+    live: LiveLimits = _LIVE,
 ) -> Door:
     """Return the ASGI application for a configuration. It connects when it is first asked.
 
@@ -62,38 +74,55 @@ def create_app(
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await app.state.live.close()
         await pools.close()
 
     app = FastAPI(
         title="jetrelay",
         version="1",
         description=_ABOUT,
-        openapi_url="/api/v1/openapi.json",
+        # See `_described`.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         # It would lead to whatever name the request has given.
         redirect_slashes=False,
         lifespan=living,
+        generate_unique_id_function=operation_id,
     )
+    app.add_middleware(Conditional)
+    app.openapi = partial(document_of, app)  # type: ignore[method-assign]
     rows = RowHandlers(settings.contexts, pools.of, limits.window)
     cold = ArchiveHandlers(settings.contexts, pools.of, patience=_PATIENCE_S)
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of, patience=_PATIENCE_S)))
+    asked = Finder(settings.contexts, pools.of, asked).answer()
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
+    asked = Works(settings.contexts, pools.of, asked).answer()
+    asked.handles(ReadAlarms)(Watch(settings, pools.of, limits=_WATCH).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
+    app.state.live = Live(app.state.ops, live)
     for router in (
         *map(router_of, KINDS.values()),
         contexts.router,
+        replays.router,
+        controls.router,
+        work.router,
+        history.router,
+        deeds.router,
         archive.router,
         queues.router,
         system.router,
+        everywhere.router,
+        live_events.router,
     ):
         app.include_router(router, prefix="/api/v1")
     app.include_router(system.probes)
+    app.add_route("/api/v1/openapi.json", _described, include_in_schema=False)
     answer_errors(app)
     app.add_exception_handler(Exception, _fault)
     app.add_exception_handler(NotAdmitted, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RequestValidationError, refused)
     app.add_exception_handler(HTTPException, _http)
     for kind, answer in [*app.exception_handlers.items()]:
         app.add_exception_handler(kind, _shown(answer))
@@ -162,6 +191,10 @@ def _shown(answer: Any) -> Callable[[Request, Exception], Awaitable[Response]]:
     return handle
 
 
+async def _described(request: Request) -> Response:
+    return json_response(await described(request.app))
+
+
 def _fault(_request: Request, _error: Exception) -> Response:
     return json_response(FAULT, 500)
 
@@ -171,23 +204,11 @@ def _refused(_request: Request, error: Exception) -> Response:
     return error.response()
 
 
-def _invalid(_request: Request, error: Exception) -> Response:
-    """Name the first field that is wrong, and why; never its value."""
-    assert isinstance(error, RequestValidationError)
-    first: dict[str, Any] = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    return json_response(_problem("INVALID_REQUEST", first["msg"], field), 422)
-
-
 def _http(_request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     codes = {404: "NO_SUCH_PATH", 405: "METHOD_NOT_ALLOWED"}
-    body = _problem(codes.get(error.status_code, "INVALID_REQUEST"), str(error.detail))
+    body = problem(codes.get(error.status_code, "INVALID_REQUEST"), str(error.detail))
     response = json_response(body, error.status_code)
     response.headers.update(error.headers or {})
     return response
-
-
-def _problem(code: str, message: str, field: str | None = None) -> dict[str, Any]:
-    return {"error": {"code": code, "message": message, "field": field, "hint": None}}

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.responses import Response
 
 from relay.bus.http import json_response
+from relay.commands.archive import FileCheck
 from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.common import PROBLEMS, Asked, InContext
-from relay.ops.api.models import OutcomeOut, Selection, Text, filter_model
+from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, counted
+from relay.ops.api.lines import IN_LINES, Lined
+from relay.ops.api.models import Moment, OutcomeOut, Selection, Text, filter_model
 from relay.ops.api.parts import PartAsked
-from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, row_filter
-from relay.ops.kinds import ARCHIVED
-from relay.ops.requests import ListBatches
+from relay.ops.archive import (
+    BindArchived,
+    CountArchived,
+    ReplayArchived,
+    RestoreArchived,
+    VerifyArchive,
+    row_filter,
+)
+from relay.ops.kinds import ARCHIVED, Action
+from relay.ops.requests import GetSelection, ListBatches
+from relay.ops.selections import keep, look_up
 
 router: Final = APIRouter(prefix="/contexts/{context}/archive", tags=["archive"], responses=PROBLEMS)
 _RESTORE, _REPLAY = ARCHIVED.action("restore"), ARCHIVED.action("replay")
@@ -38,8 +51,8 @@ class Files(BaseModel):
 
     files: Annotated[list[Text], Field(max_length=1_000)] = []
     kind: ArchiveKind | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
 
 
@@ -56,18 +69,39 @@ class RowsChosen(EventsChosen):
 
 
 class VerifiedOut(BaseModel):
-    """``sound``: how many files are as they should be. ``findings``: the others."""
+    """What was read again. ``sound``: how many files are as they should be. ``findings``: the others."""
 
     sound: int
-    findings: list[dict[str, Any]]
+    findings: list[FileCheck]
 
 
-@router.get("", response_model=list[dict[str, Any]], name="list_batches", description=ARCHIVED.listing)
+class BatchOut(BaseModel):
+    """A batch of rows in the archive."""
+
+    context: str
+    kind: ArchiveKind
+    number: int
+    rows: int
+    size: int
+    sha256: str
+    first_id: UUID
+    first_at: datetime
+    last_id: UUID
+    last_at: datetime
+    file: str
+
+
+@router.get(
+    "", response_model=list[BatchOut], responses=IN_LINES, name="list_batches", description=ARCHIVED.listing
+)
 async def _list_batches(
-    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()]
+    ops: Asked, _: Reading, context: InContext, asked: Annotated[PartAsked, Query()], lined: Lined
 ) -> Response:
-    found = (await ops.queries.ask_async(ListBatches(context=context, **asked.one_more()))).unwrap()
-    return asked.answer(found, lambda part: [{**asdict(it), "file": it.file} for it in part])
+    async def part(which: PartAsked) -> Sequence[Any]:
+        found = (await ops.queries.ask_async(ListBatches(context=context, **which.one_more()))).unwrap()
+        return [{**asdict(it), "file": it.file} for it in found]
+
+    return await asked.lines(ops.downloads, part) if lined else asked.answer(await part(asked))
 
 
 @router.post("/verify", response_model=VerifiedOut)
@@ -80,35 +114,69 @@ async def verify_files(ops: Asked, _: Operating, context: InContext, files: File
 
 @router.post("/restore", response_model=OutcomeOut, name="restore_rows", description=_RESTORE.about)
 async def _restore_rows(ops: Asked, caller: Operating, context: InContext, chosen: RowsChosen) -> Response:
-    wanted, kind = chosen_rows(chosen, chosen.kind), chosen.kind
+    kind, wanted, limit = await _which(ops, context, _RESTORE, chosen.kind, chosen)
     if chosen.dry_run:
-        return await _counted(ops, _RESTORE.name, CountArchived(context=context, kind=kind, wanted=wanted))
-    by = Operator(caller.name, chosen.note)
-    command = RestoreArchived(context=context, kind=kind, wanted=wanted, limit=chosen.limit, by=by)
-    return _done(_RESTORE.name, (await ops.do(command)).unwrap())
+        return await _counted(ops, context, _RESTORE, kind, wanted, chosen)
+    by = Operator(caller.name, chosen.note, selection=chosen.selection)
+    command = RestoreArchived(context=context, kind=kind, wanted=wanted, limit=limit, by=by)
+    return await _done(ops, context, _RESTORE, chosen, (await ops.do(command)).unwrap())
 
 
 @router.post("/replay", response_model=OutcomeOut, name="replay_archived", description=_REPLAY.about)
 async def _replay_archived(ops: Asked, caller: Operating, context: InContext, chosen: EventsChosen) -> Response:
-    wanted = chosen_rows(chosen, ArchiveKind.OUTBOX)
+    _, wanted, limit = await _which(ops, context, _REPLAY, ArchiveKind.OUTBOX, chosen)
     if chosen.dry_run:
-        query = CountArchived(context=context, kind=ArchiveKind.OUTBOX, wanted=wanted)
-        return await _counted(ops, _REPLAY.name, query)
-    by = Operator(caller.name, chosen.note)
-    command = ReplayArchived(context=context, wanted=wanted, limit=chosen.limit, by=by)
-    return _done(_REPLAY.name, (await ops.do(command)).unwrap())
+        return await _counted(ops, context, _REPLAY, ArchiveKind.OUTBOX, wanted, chosen)
+    by = Operator(caller.name, chosen.note, selection=chosen.selection)
+    command = ReplayArchived(context=context, wanted=wanted, limit=limit, by=by)
+    return await _done(ops, context, _REPLAY, chosen, (await ops.do(command)).unwrap())
 
 
-async def _counted(ops: Asked, action: str, query: CountArchived) -> Response:
-    return _done(action, (await ops.queries.ask_async(query)).unwrap(), dry_run=True)
+async def _which(
+    ops: Ops, context: str, action: Action, kind: ArchiveKind, chosen: EventsChosen
+) -> tuple[ArchiveKind, RowFilter, int | None]:
+    """Which rows, and how many at most: those of a selection were counted."""
+    if chosen.selection is None:
+        return kind, chosen_rows(chosen, kind), chosen.limit
+    return *await counted_rows(ops, context, action, chosen.selection), None
 
 
-def _done(action: str, count: int, *, dry_run: bool = False) -> Response:
+async def _counted(
+    ops: Ops, context: str, action: Action, kind: ArchiveKind, wanted: RowFilter, chosen: EventsChosen
+) -> Response:
+    wanted = (await ops.queries.ask_async(BindArchived(context=context, kind=kind, wanted=wanted))).unwrap()
+    count = (await ops.queries.ask_async(CountArchived(context=context, kind=kind, wanted=wanted))).unwrap()
+    kept = chosen.selection or await keep_rows(ops, context, action, kind, wanted)
+    return counted(action.name, count, kept)
+
+
+async def _done(ops: Ops, context: str, action: Action, chosen: EventsChosen, count: int) -> Response:
     """The answer is only a count. The audit log names the files of the rows."""
-    return json_response({"action": action, "dry_run": dry_run, "count": count, "done": [], "refused": []})
+    body = {"action": action.name, "dry_run": False, "count": count, "done": [], "refused": [], "selection": None}
+    deed = None
+    if chosen.selection is not None:
+        deed = (await ops.queries.ask_async(GetSelection(context=context, id=chosen.selection))).unwrap().deed
+    return json_response(body | {"deed": deed, "left": 0, "gone": 0})
 
 
 def chosen_rows(chosen: EventsChosen, kind: ArchiveKind) -> RowFilter:
     """The filter of a choice. Raises InvalidRequest and InvalidKey, which name the field."""
     narrowed = chosen.filter or ArchivedFilter()
     return row_filter(kind, chosen.ids or (), narrowed.model_dump())
+
+
+# --- the rows that were counted: those of the batches that were there ---
+
+_ROWS: Final = TypeAdapter(RowFilter)
+
+
+async def keep_rows(ops: Ops, context: str, action: Action, kind: ArchiveKind, wanted: RowFilter) -> UUID:
+    """Keep which rows were counted. ``wanted``: a filter of `BindArchived`."""
+    rows = {"kind": kind.value, "rows": _ROWS.dump_python(wanted, mode="json")}
+    return await keep(ops, context, ARCHIVED, action, None, rows)
+
+
+async def counted_rows(ops: Ops, context: str, action: Action, id: UUID) -> tuple[ArchiveKind, RowFilter]:
+    """The rows that were counted. Raises as `relay.ops.selections.look_up`."""
+    wanted = (await look_up(ops, context, ARCHIVED, action, id)).wanted or {}
+    return ArchiveKind(wanted["kind"]), _ROWS.validate_python(wanted["rows"])

@@ -6,11 +6,13 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import IO, Annotated, Any, Final, TypeVar
+from urllib.parse import quote
+from uuid import UUID
 
 from fastapi import Depends, Path, Request
 from starlette.responses import Response
@@ -19,12 +21,13 @@ from relay.adapters.postgres.paging import WINDOW, Page, Row
 from relay.bus import Command, CommandBus, Failed, Nothing, Query, QueryBus, Result
 from relay.bus.errors import NothingFound
 from relay.bus.http import as_response, error_body, json_response, status_of
-from relay.domain.operators import Operator, Outcome
-from relay.ops.api.access import Caller, NotAdmitted
+from relay.domain.operators import Outcome
+from relay.ops.api.access import NotAdmitted
 from relay.ops.api.answers import Download, in_json
-from relay.ops.api.models import ProblemOut, Selection
-from relay.ops.kinds import Action, Kind
-from relay.ops.requests import ActOnRows, FindRows, ReadPayload
+from relay.ops.api.lines import READ, in_lines
+from relay.ops.api.models import ProblemOut
+from relay.ops.kinds import Kind, Order
+from relay.ops.requests import FindRows, ReadPayload
 from relay.settings import Settings
 
 _MEANINGS: Final = {
@@ -155,7 +158,8 @@ async def payload_of(ops: Ops, kind: Kind, context: str, id: Any) -> Response:
 def page_of(kind: Kind, context: str, wanted: Any, asked: Any) -> FindRows:
     """The query for a page. ``asked``: which page, and how it is looked for."""
     which = {name: getattr(asked, name) for name in ("limit", "before", "thorough")}
-    return FindRows(kind=kind.path, context=context, wanted=wanted, **which)
+    oldest = asked.order is Order.OLDEST
+    return FindRows(kind=kind.path, context=context, wanted=wanted, oldest=oldest, **which)
 
 
 async def paged(ops: Ops, kind: Kind, query: FindRows) -> Response:
@@ -170,30 +174,36 @@ async def paged(ops: Ops, kind: Kind, query: FindRows) -> Response:
     return in_json(shown)
 
 
+async def lines_of(ops: Ops, kind: Kind, query: FindRows, one: bool) -> Response:
+    """All rows from a page on, as lines; ``one``: only those of this page. The head says how many there are."""
+    query = query if one else query.model_copy(update={"limit": READ})
+    head: Page[Row] = await ops.recent.ask(ops, query.model_copy(update={"limit": 1}))
+
+    async def page(before: Any) -> tuple[Sequence[Any], Any]:
+        asked = query if before is None else query.model_copy(update={"before": before})
+        found: Page[Row] = (await ops.queries.ask_async(asked)).unwrap()
+        more = len(found.items) == query.limit and not one
+        return found.items, found.items[-1][kind.order] if more else None
+
+    return await in_lines(
+        ops.downloads, page, headers={"Relay-Total": str(head.total), "Relay-Exact": str(head.exact).lower()}
+    )
+
+
 async def row_of(ops: Ops, query: Query[Row]) -> Row | Response:
     """One row; or the response that says that there is none."""
     found = await ops.queries.ask_async(query)
     return as_response(found) if isinstance(found, Nothing) else dict(found.value)
 
 
-async def acted(
-    ops: Ops, caller: Caller, kind: Kind, action: Action, selection: Selection[Any, Any], what: Mapping[str, Any]
-) -> Response:
-    """Carry out an action, or count what it would change. ``what``: its context, rows and arguments."""
-    if selection.dry_run:
-        count = len(what["ids"] or ())
-        if what["ids"] is None:
-            named = {"context": what["context"], "wanted": what["wanted"], "limit": selection.limit}
-            page: Page[Row] = (await ops.queries.ask_async(FindRows(kind=kind.path, **named))).unwrap()
-            count = len(page.all_of(selection.limit))
-        return json_response({"action": action.name, "dry_run": True, "count": count, "done": [], "refused": []})
-    by = Operator(caller.name, selection.note)
-    command = ActOnRows(kind=kind.path, action=action.name, limit=selection.limit, by=by, **what)
-    return outcome_of(action.name, await ops.do(command))
+def counted(action: str, count: int, selection: UUID | None = None) -> Response:
+    """What an action would change. ``selection``: to be given back with the act."""
+    body = {"action": action, "dry_run": True, "count": count, "done": [], "refused": []}
+    return json_response(body | {"deed": None, "left": 0, "gone": 0, "selection": selection})
 
 
-def outcome_of(action: str, result: Result[Outcome]) -> Response:
-    """The result for each id. If nothing could be done, this is the first error."""
+def outcome_of(action: str, result: Result[Outcome], context: str | None = None) -> Response:
+    """The result for each id, and where the act is told. If nothing could be done, this is the first error."""
     if isinstance(result, Failed):
         return as_response(result)
     outcome = result.value
@@ -204,8 +214,15 @@ def outcome_of(action: str, result: Result[Outcome]) -> Response:
         "count": len(outcome.done),
         "done": outcome.done,
         "refused": refused,
+        "deed": outcome.deed,
+        "left": outcome.left,
+        "gone": outcome.gone,
+        "selection": None,
     }
     if outcome.refused and not outcome.done:
         error = outcome.refused[0][1]
         return json_response(body | error_body(error), status_of(error))
-    return json_response(body)
+    response = json_response(body)
+    if context and outcome.deed:
+        response.headers["Location"] = f"/api/v1/contexts/{quote(context)}/audit/{outcome.deed}"
+    return response

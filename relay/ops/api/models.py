@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
-from relay.ops.kinds.model import Action, Filter, Kind, either
+from relay.domain.alarms import AlarmState, Trend, Urgency
+from relay.domain.moments import AGE, absolute
+from relay.ops.kinds.model import Action, Filter, Kind, Order, either
 
 Key = TypeVar("Key")
 FilterModel = TypeVar("FilterModel", bound=BaseModel)
@@ -20,6 +32,20 @@ _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
 #: Text that PostgreSQL can hold, as filters have it.
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\x00]+$")]
 Number: TypeAlias = Annotated[int, Field(ge=1, le=2**63 - 1)]
+#: A time, or an age such as ``6h``.
+Moment: TypeAlias = Annotated[
+    AwareDatetime,
+    BeforeValidator(lambda it: absolute(it) if isinstance(it, str) else it),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "string", "pattern": f"^{AGE.pattern}$"},
+            ],
+            "examples": ["6h", "2026-01-31T03:00:00Z"],
+        }
+    ),
+]
 #: The types of ids in addresses and in JSON, by those of a kind.
 KEYS: Final[dict[type[Any], Any]] = {str: Text, int: Number, UUID: UUID}
 
@@ -28,10 +54,13 @@ KEYS: Final[dict[type[Any], Any]] = {str: Text, int: Number, UUID: UUID}
 
 
 class _Looked(BaseModel):
-    """``thorough``: look at all rows, which may take seconds, and not only at the newest of each state."""
+    """How a list is looked at."""
 
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    thorough: bool = False
+    limit: Annotated[int, Field(ge=1, le=500, description="How many rows a page has.")] = 50
+    thorough: Annotated[
+        bool, Field(description="Look at all rows, which may take seconds, not only at the newest of each state.")
+    ] = False
+    order: Annotated[Order, Field(description="Whether the newest rows come first, or the oldest.")] = Order.NEWEST
 
 
 class _Paged(_Looked):
@@ -41,9 +70,10 @@ class _Paged(_Looked):
 
 
 class Selection(BaseModel, Generic[Key, FilterModel]):
-    """What an action is done to: ``ids``, or what a ``filter`` finds, or ``all``. And why: ``note``.
+    """What an action is done to: ``ids``, what a ``filter`` finds, ``all``, or a ``selection``. And why: ``note``.
 
-    Nothing is done if a filter finds more than ``limit``. ``dry_run``: count, and change nothing.
+    Nothing is done if a filter finds more than ``limit``. ``dry_run``: count, and change nothing; the answer has a
+    ``selection``: given back, the action is done to the rows that were counted, once, and to no others.
     """
 
     model_config = _STRICT
@@ -51,6 +81,7 @@ class Selection(BaseModel, Generic[Key, FilterModel]):
     ids: Annotated[list[Key], Field(min_length=1, max_length=10_000)] | None = None
     filter: FilterModel | None = None
     all: bool = False
+    selection: UUID | None = None
     limit: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     note: Text | None = None
     dry_run: bool = False
@@ -58,8 +89,8 @@ class Selection(BaseModel, Generic[Key, FilterModel]):
     @model_validator(mode="after")
     def _one_way(self) -> Selection[Key, FilterModel]:
         filtered = self.filter is not None and bool(self.filter.model_dump(exclude_defaults=True))
-        if (self.ids is not None) + filtered + self.all != 1:
-            raise ValueError("say which, in one way: ids, a filter that is not empty, or all")
+        if (self.ids is not None) + filtered + self.all + (self.selection is not None) != 1:
+            raise ValueError("say which, in one way: ids, a filter that is not empty, all, or a selection")
         return self
 
 
@@ -122,7 +153,7 @@ def filter_model(name: str, doc: str, filters: Sequence[Filter]) -> type[BaseMod
 
 
 def _field(it: Filter) -> tuple[str, Any]:
-    types: dict[str, Any] = {"text": Text | None, "id": Text | None, "time": AwareDatetime | None}
+    types: dict[str, Any] = {"text": Text | None, "id": Text | None, "time": Moment | None}
     many: Any = it.choices
     values: Any = list[many] if many else types[it.form]
     return it.name, (values, Field(default=[] if many else None, description=f"{it.meaning}."))
@@ -133,11 +164,19 @@ def values_of(kind: Kind, asked: BaseModel) -> dict[str, Any]:
     return {it.name: getattr(asked, it.name) for it in kind.filters}
 
 
+def wanted_of(kind: Kind, filters: Mapping[str, Any], states: Sequence[str]) -> Any:
+    """The filter of the rows in these states. ``filters``: as JSON, by name. Raises InvalidKey."""
+    return kind.wanted(values_of(kind, models_of(kind).page.model_validate(filters)), states)
+
+
 # --- answers ---
 
 
 class Problem(BaseModel):
-    """Why something was not done. ``code`` is stable."""
+    """Why something was not done.
+
+    ``code``: it is stable. ``message``: for people. ``field``: what is wrong. ``hint``: what to do next.
+    """
 
     code: str
     message: str
@@ -146,27 +185,27 @@ class Problem(BaseModel):
 
 
 class ProblemOut(BaseModel):
-    """The body of every error."""
+    """The body of every error. ``error``: what it is."""
 
     error: Problem
 
 
 class ReachOut(BaseModel):
-    """The times between which rows were looked at; null where all were."""
+    """The times between which rows were looked at. ``since``: null if all older were, too. ``until``: likewise."""
 
     since: AwareDatetime | None
     until: AwareDatetime | None
 
 
 class PageOut(BaseModel):
-    """A page, the newest first. ``next``: ``before`` of the next page, if there is one.
+    """A page, the newest first, or the oldest. ``next``: ``before`` of the next page, if there is one.
 
-    ``total``: how many the filter finds in all; if it is not ``exact``, there are at least so many. ``reach``:
-    between which times rows were looked at, by their state, if not all were; beyond them more may fit.
+    ``total``: how many the filter finds in all. ``exact``: whether it is all of them, or at least so many.
+    ``reach``: between which times rows were looked at, by their state, if not all were; beyond them more may fit.
     ``unconfirmed``: how many unconfirmed dead letters fit besides; ``class=unconfirmed`` lists them.
     """
 
-    items: list[dict[str, Any]]
+    items: list[Any]
     total: int
     exact: bool
     reach: dict[str, ReachOut]
@@ -174,18 +213,100 @@ class PageOut(BaseModel):
     unconfirmed: int = 0
 
 
+class AlarmLinkOut(BaseModel):
+    """A page of the console where an alarm is seen or mended. ``label``: what it is called. ``path``: its address.
+
+    ``acts``: it asks before an action.
+    """
+
+    label: str
+    path: str
+    acts: bool
+
+
+class AlarmOut(BaseModel):
+    """A rule that holds. ``rule``: its name, as in Prometheus. ``severity``: how soon somebody must look.
+
+    ``state``: pending until it has held for as long as the rule says; then it fires. ``labels``: what it is about.
+    ``value``: what the rule judged. ``since``: from when on it has held. ``trend``: how the value has changed
+    since earlier looks, null at the first one. ``text``: what is wrong. ``action``: what to type. ``runbook``: the
+    section that explains it. ``links``: where it is seen and mended.
+    """
+
+    rule: str
+    severity: Urgency
+    state: AlarmState
+    labels: dict[str, str]
+    value: float
+    since: AwareDatetime
+    trend: Trend | None
+    text: str
+    action: str
+    runbook: str
+    links: list[AlarmLinkOut]
+
+
+class AlarmsOut(BaseModel):
+    """All alarms of a moment. ``at``: when they were looked for. ``worst``: the severity of the worst that fires.
+
+    ``alarms``: the worst first, at most a hundred of a rule. ``left_out``: how many more, by rule. ``unread``: why
+    contexts could not be read, by their names.
+    """
+
+    at: AwareDatetime
+    worst: Urgency | None
+    alarms: list[AlarmOut]
+    left_out: dict[str, int]
+    unread: dict[str, str]
+
+
 class RefusedOut(BaseModel):
-    """One thing that was not done, and why."""
+    """One thing that was not done. ``id``: which. ``error``: why."""
 
     id: str
     error: Problem
 
 
 class OutcomeOut(BaseModel):
-    """What became of each id. ``count``: how many were done, or would be."""
+    """What became of each id. ``action``: what was asked. ``dry_run``: whether it was only counted.
+
+    ``count``: how many were done, or would be. ``done``: their ids. ``refused``: the others, and why.
+    ``deed``: the number of the act in the audit log, to look at and to undo; null if nothing was done. ``left``:
+    how many fit the filter besides those that were counted. ``gone``: how many of these did not fit any more.
+    ``selection``: of a dry run, to be given back with the act.
+    """
 
     action: str
     dry_run: bool
     count: int
     done: list[str]
     refused: list[RefusedOut]
+    deed: int | None = None
+    left: int = 0
+    gone: int = 0
+    selection: UUID | None = None
+
+
+class DeedOut(BaseModel):
+    """One act of the audit log. ``id``: its number. ``at``: when. ``actor``: who. ``action``: what was done.
+
+    ``ids``: the first hundred of its rows. ``count``: how many rows it changed. ``undo``: the action that takes it
+    back; null if there is none. ``undoes``: the act that it took back. ``undone_by``: the act that took it back.
+    ``refusals``: how many rows were refused. ``refused``: the first hundred of them. ``left``: how many came after
+    they were counted. ``gone``: how many did not fit any more.
+    """
+
+    id: int
+    at: AwareDatetime
+    actor: str
+    action: str
+    note: str | None
+    ids: list[str]
+    count: int
+    undo: str | None
+    undoes: int | None
+    undone_by: int | None
+    refusals: int
+    refused: list[RefusedOut]
+    left: int
+    gone: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from relay.ops.api.answers import in_json
+from relay.ops.api.lines import in_lines
 from relay.ops.requests import LISTED
 
 
@@ -23,6 +25,18 @@ class PartAsked(BaseModel):
     def one_more(self) -> dict[str, int]:
         """What to ask a query for: one entry more than is shown says that there are more."""
         return {"limit": self.limit + 1, "offset": self.offset}
+
+    async def lines(self, places: asyncio.Semaphore, part: Callable[[PartAsked], Any]) -> Response:
+        """All parts from this one on, as lines; only this one if a ``limit`` was asked for."""
+        one = "limit" in self.model_fields_set
+
+        async def page(offset: int | None) -> tuple[Sequence[Any], int | None]:
+            at = self.offset if offset is None else offset
+            found = await part(PartAsked(limit=self.limit, offset=at))
+            more = len(found) > self.limit and not one
+            return found[: self.limit], at + self.limit if more else None
+
+        return await in_lines(places, page)
 
     def answer(self, found: Sequence[Any], shown: Callable[[Sequence[Any]], Any] = list) -> Response:
         """The response with the part of what was found. ``shown`` makes its value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -11,11 +12,13 @@ from starlette.responses import Response
 
 from relay.bus.http import json_response
 from relay.domain.operators import Operator
-from relay.domain.queues import JobState
+from relay.domain.queues import JobPage, JobState, QueueView
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, Ops, outcome_of
+from relay.ops.api.lines import IN_LINES, READ, Lined, in_lines
 from relay.ops.api.models import OutcomeOut, PageOut, Text
+from relay.ops.api.rows_out import listing_model
 from relay.ops.kinds import DEAD_JOBS, Action
 from relay.ops.queues import DeleteJobs, ListJobs, ListQueues, RequeueJobs
 
@@ -53,7 +56,19 @@ class JobsChosen(BaseModel):
         return self
 
 
-@router.get("", response_model=list[dict[str, Any]])
+QueuedJob: Any = listing_model(DEAD_JOBS, "QueuedJob", "A job in a queue.", "id", optional=True)
+
+
+class JobList(PageOut):
+    """A page of jobs. ``next``: ``after`` of the next page. ``total``: how many there are. ``items``: the jobs.
+
+    ``exact``: true, because all were counted. ``reach``: empty.
+    """
+
+    items: list[QueuedJob]
+
+
+@router.get("", response_model=list[QueueView])
 async def list_queues(ops: Asked, _: Reading) -> Response:
     """Count the waiting, delayed, fetched and dead jobs in each queue of the fleet and of tasks."""
     found = (await ops.queries.ask_async(ListQueues())).unwrap()
@@ -62,21 +77,39 @@ async def list_queues(ops: Asked, _: Reading) -> Response:
 
 @router.get(
     "/{queue}/jobs",
-    response_model=PageOut,
+    response_model=JobList,
+    responses=IN_LINES,
     name="list_jobs",
     description=f"{DEAD_JOBS.listing} Their arguments need the right to see payloads.",
 )
-async def _list_jobs(ops: Asked, caller: Reading, queue: Queue, asked: Annotated[JobsAsked, Query()]) -> Response:
+async def _list_jobs(
+    ops: Asked, caller: Reading, queue: Queue, asked: Annotated[JobsAsked, Query()], lined: Lined
+) -> Response:
     if asked.args:
         check_payloads(caller)
-    query = ListJobs(queue=queue, state=asked.state, limit=asked.limit, after=asked.after)
+    one = "limit" in asked.model_fields_set
+    if lined:
+
+        async def part(after: str | None) -> tuple[Sequence[Any], str | None]:
+            items, page = await _page(ops, queue, asked, asked.limit if one else READ, after or asked.after)
+            return items, None if one else page.next
+
+        return await in_lines(ops.downloads, part)
+    items, page = await _page(ops, queue, asked, asked.limit, asked.after)
+    # All jobs were counted and looked at, so nothing lies beyond a reach.
+    return in_json({"items": items, "total": page.total, "exact": True, "reach": {}, "next": page.next})
+
+
+async def _page(
+    ops: Ops, queue: str, asked: JobsAsked, limit: int, after: str | None
+) -> tuple[list[dict[str, Any]], JobPage]:
+    query = ListJobs(queue=queue, state=asked.state, limit=limit, after=after)
     page = (await ops.queries.ask_async(query)).unwrap()
     items = [asdict(job) for job in page.items]
     for item in items:
         if not asked.args:
             del item["args"]
-    # All jobs were counted and looked at, so nothing lies beyond a reach.
-    return in_json({"items": items, "total": page.total, "exact": True, "reach": {}, "next": page.next})
+    return items, page
 
 
 @router.post("/{queue}/requeue", response_model=OutcomeOut, name="requeue_jobs", description=_REQUEUE.about)

@@ -10,15 +10,32 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
 from relay.adapters.postgres.bounded import PAYLOAD
+from relay.adapters.postgres.paging import Page, Row
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
+from relay.domain.operators import Operator
+from relay.ops import selections
 from relay.ops.api.access import Caller, Operating, Reading, check_payloads
 from relay.ops.api.answers import in_json
-from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops, acted, page_of, paged, payload_of, row_of
-from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of
+from relay.ops.api.common import (
+    PROBLEMS,
+    Asked,
+    InContext,
+    Ops,
+    counted,
+    lines_of,
+    outcome_of,
+    page_of,
+    paged,
+    payload_of,
+    row_of,
+)
+from relay.ops.api.lines import IN_LINES, Lined
+from relay.ops.api.models import KEYS, OutcomeOut, PageOut, Selection, models_of, values_of, wanted_of
+from relay.ops.api.rows_out import details_model, group_model, list_model
 from relay.ops.kinds import Action, Kind
 from relay.ops.kinds.model import either
-from relay.ops.requests import GetRow, GroupRows
+from relay.ops.requests import ActOnRows, FindRows, GetRow, GroupRows
 
 #: What a download is, for the OpenAPI document.
 _FILE: Final[dict[int | str, dict[str, Any]]] = {
@@ -30,23 +47,30 @@ def router_of(kind: Kind) -> APIRouter:
     """Return the routes of a kind, below its context."""
     base, tag = f"/contexts/{{context}}/{kind.path}", kind.path.replace("-", " ")
     router = APIRouter(prefix=base, tags=[tag], responses=PROBLEMS)
-    router.get("", response_model=PageOut)(_list(kind))
+    router.get("", response_model=list_model(kind, PageOut), responses=IN_LINES)(_list(kind))
     if kind.group:
-        router.get("/groups", response_model=list[dict[str, Any]])(_group(kind))
-    router.get("/{id}", response_model=dict[str, Any])(_show(kind))
+        router.get("/groups", response_model=_several(group_model(kind)))(_group(kind))
+    router.get("/{id}", response_model=details_model(kind))(_show(kind))
     router.get("/{id}/payload", response_class=StreamingResponse, responses=_FILE)(_download(kind))
     for action in kind.actions:
         router.post(f"/{action.name}", response_model=OutcomeOut)(_act(kind, action))
     return router
 
 
+def _several(model: Any) -> Any:
+    return list[model]
+
+
 def _list(kind: Kind) -> Any:
-    async def route(ops: Any, _: Any, context: Any, asked: Any) -> Response:
+    async def route(ops: Any, _: Any, context: Any, asked: Any, lined: Any) -> Response:
         wanted = kind.wanted(values_of(kind, asked), _states(asked) or kind.usual)
-        return await paged(ops, kind, page_of(kind, context, wanted, asked))
+        query = page_of(kind, context, wanted, asked)
+        if lined:
+            return await lines_of(ops, kind, query, "limit" in asked.model_fields_set)
+        return await paged(ops, kind, query)
 
     which: Any = Annotated[models_of(kind).page, Query()]
-    return _declared(route, f"list_{kind.noun}", kind.listing, Reading, asked=which)
+    return _declared(route, f"list_{kind.noun}", kind.listing, Reading, asked=which, lined=Lined)
 
 
 def _group(kind: Kind) -> Any:
@@ -111,17 +135,48 @@ def _act(kind: Kind, action: Action) -> Any:
 async def _acted(
     ops: Ops, caller: Caller, context: str, kind: Kind, action: Action, chosen: Selection[Any, Any]
 ) -> Response:
-    filters = values_of(kind, chosen.filter) if chosen.filter else {}
-    narrowing = {name for name, value in filters.items() if value}
-    kind.check(action, narrowing, every=chosen.all)
-    ids = None if chosen.ids is None else [kind.key(str(id), "ids") for id in chosen.ids]
-    what = {
-        "context": context,
-        "ids": ids,
-        "wanted": None if ids else kind.wanted(filters, action.states),
-        "arguments": action.read({it.name: str(getattr(chosen, it.name)) for it in action.arguments}),
-    }
-    return await acted(ops, caller, kind, action, chosen, what)
+    arguments = action.read({it.name: str(getattr(chosen, it.name)) for it in action.arguments})
+    rows = await _chosen(ops, context, kind, action, chosen)
+    if chosen.dry_run:
+        return await _counted(ops, context, kind, action, chosen, rows)
+    command = ActOnRows(
+        kind=kind.path,
+        action=action.name,
+        context=context,
+        ids=rows.ids,
+        wanted=None if rows.filter is None else wanted_of(kind, rows.filter, rows.states),
+        limit=chosen.limit,
+        arguments=arguments,
+        by=Operator(caller.name, chosen.note, selection=chosen.selection),
+    )
+    return outcome_of(action.name, await ops.do(command), context)
+
+
+async def _chosen(
+    ops: Ops, context: str, kind: Kind, action: Action, chosen: Selection[Any, Any]
+) -> selections.Counted:
+    """The rows that a request is for: those of its selection; or ids, or a filter as it was given."""
+    if chosen.selection is not None:
+        return await selections.rows_of(ops, context, kind, action, chosen.selection)
+    filters = chosen.filter.model_dump(mode="json", exclude_defaults=True) if chosen.filter else {}
+    kind.check(action, filters, every=chosen.all)
+    if chosen.ids is not None:
+        return selections.Counted([kind.key(str(id), "ids") for id in chosen.ids], None, ())
+    return selections.Counted(None, filters, action.states)
+
+
+async def _counted(
+    ops: Ops, context: str, kind: Kind, action: Action, chosen: Selection[Any, Any], rows: selections.Counted
+) -> Response:
+    ids, found = rows.ids, None
+    if ids is None:
+        found = selections.as_wanted(rows.filter or {}, rows.states)
+        wanted = wanted_of(kind, rows.filter or {}, rows.states)
+        query = FindRows(kind=kind.path, context=context, wanted=wanted, limit=chosen.limit)
+        page: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+        ids = [row["id"] for row in page.all_of(chosen.limit)]
+    kept = chosen.selection or await selections.keep(ops, context, kind, action, ids, found)
+    return counted(action.name, len(ids), kept)
 
 
 def _declared(route: Any, name: str, about: str, caller: Any, **parameters: Any) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote
+from uuid import UUID
 
 from fastapi import APIRouter, Request
-from pydantic import Field
-from starlette.responses import Response
+from pydantic import BaseModel, Field
+from starlette.responses import RedirectResponse, Response
 
 from relay.bus.http import status_of
 from relay.commands.archive import FileCheck
@@ -17,12 +19,20 @@ from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter
 from relay.domain.errors import InvalidKey, InvalidRequest, RelayError, TooMany, of_context
 from relay.domain.operators import Operator
 from relay.ops.api.access import Operating, Reading
-from relay.ops.api.archive import ArchivedFilter, Files, RowsChosen, chosen_rows
+from relay.ops.api.archive import ArchivedFilter, Files, RowsChosen, chosen_rows, counted_rows, keep_rows
 from relay.ops.api.common import Asked, InContext, Ops
-from relay.ops.archive import CountArchived, ReplayArchived, RestoreArchived, VerifyArchive, forgetful
+from relay.ops.archive import (
+    BindArchived,
+    CountArchived,
+    ReplayArchived,
+    RestoreArchived,
+    VerifyArchive,
+    forgetful,
+)
 from relay.ops.console.confirmation import Confirmation, note_of
 from relay.ops.console.forms import Form, Pairs, checked, read
-from relay.ops.console.render import page
+from relay.ops.console.render import deed_path, link, page
+from relay.ops.console.row_actions import used_by
 from relay.ops.console.wording import plural
 from relay.ops.kinds import ARCHIVED
 from relay.ops.requests import LISTED, ListBatches
@@ -95,29 +105,20 @@ class _ArchivedChosen:
     wanted: RowFilter
     fields: Sequence[tuple[str, str]]
 
-    async def count(self, ops: Ops) -> int:
-        """How many rows it is for. Raises TooMany, and what `ArchiveHandlers` raises."""
-        query = CountArchived(context=self.context, kind=self.kind, wanted=self.wanted)
+    async def count(self, ops: Ops) -> tuple[int, RowFilter]:
+        """How many rows it is for, and the filter that finds these and no later ones.
+
+        Raises TooMany, and what `ArchiveHandlers` raises.
+        """
+        which: Any = {"context": self.context, "kind": self.kind}
+        wanted = (await ops.queries.ask_async(BindArchived(**which, wanted=self.wanted))).unwrap()
         try:
-            count = (await ops.queries.ask_async(query)).unwrap()
+            count = (await ops.queries.ask_async(CountArchived(**which, wanted=wanted))).unwrap()
         except TooMany as error:
             raise self.too_many(error.message) from None
         if count > ops.limits.rows:
             raise self.too_many(f"{count:,} {NOUNS[self.kind]}s match and one form may change {ops.limits.rows:,}")
-        return count
-
-    async def carry_out(self, ops: Ops, by: Operator) -> int:
-        """Do it. Return how many rows were missing and are back, or how many events will be published.
-
-        Raises what `count` raises.
-        """
-        limit = ops.limits.rows
-        named: dict[str, Any] = {"context": self.context, "wanted": self.wanted, "limit": limit, "by": by}
-        command = ReplayArchived(**named) if self.verb == "replay" else RestoreArchived(kind=self.kind, **named)
-        try:
-            return (await ops.do(command)).unwrap()
-        except TooMany as error:
-            raise self.too_many(error.message) from None
+        return count, wanted
 
     def too_many(self, message: str) -> TooMany:
         """The error that names a command without these limits."""
@@ -130,7 +131,7 @@ class _ArchivedChosen:
         command = shlex.join([*words, *(["--", *self.ids] if self.ids else ())])
         return TooMany(message, hint=f"narrow it, for example by time, or run: {command}")
 
-    def confirmation(self, count: int, warnings: Sequence[str] = ()) -> Confirmation:
+    def confirmation(self, count: int, selection: UUID, warnings: Sequence[str] = ()) -> Confirmation:
         """The page that asks before the action."""
         button = f"{ARCHIVED.action(self.verb).label} {plural(count, NOUNS[self.kind])}"
         base = f"/contexts/{self.context}/archive"
@@ -141,7 +142,7 @@ class _ArchivedChosen:
             done="",
             to=f"{base}/{self.verb}",
             back=base,
-            fields=self.fields,
+            fields=[("selection", str(selection))],
             context=self.context,
             which=[(name, _brief(text)) for name, text in self.fields if name not in ("kind", "all")],
             warnings=warnings,
@@ -182,13 +183,14 @@ async def ask(request: Request, ops: Asked, _: Operating, context: InContext, ve
         return _form(request, context, verb)
     try:
         chosen = _choose(context, verb, pairs)
-        count = await chosen.count(ops)
+        count, wanted = await chosen.count(ops)
     except (InvalidRequest, InvalidKey, TooMany, ArchiveDamaged) as error:
         return _form(request, context, verb, error)
     if not count:
         return _form(request, context, verb, nothing=f"No {NOUNS[chosen.kind]} of the archive fits.")
     warnings = forgetful(ops.settings, context) if verb == "replay" else ()
-    return chosen.confirmation(count, warnings).ask(request)
+    selection = await keep_rows(ops, context, ARCHIVED.action(verb), chosen.kind, wanted)
+    return chosen.confirmation(count, selection, warnings).ask(request)
 
 
 def _form(
@@ -209,22 +211,57 @@ def _form(
     )
 
 
+class _Counted(BaseModel):
+    """What the form of a question sends."""
+
+    selection: UUID
+
+
+class _Changed(BaseModel):
+    """What an act has changed."""
+
+    kind: ArchiveKind = ArchiveKind.OUTBOX
+    count: Annotated[int, Field(ge=0, le=10**9)] = 0
+
+
 @router.post("/{verb}")
-async def act(
-    request: Request, ops: Asked, caller: Operating, context: InContext, verb: Verb, form: Form
-) -> Response:
-    """Do it, and show the result."""
-    chosen = _choose(context, verb, form)
-    count = await chosen.carry_out(ops, Operator(caller.name, note_of(form)))
-    confirmation = replace(
-        chosen.confirmation(count), done=_result_text(chosen, count), audited=count > 0, changed=count
+async def act(ops: Asked, caller: Operating, context: InContext, verb: Verb, form: Form) -> Response:
+    """Do it to the rows that were counted, once, and lead to the result."""
+    if (deed := await used_by(ops, context, form)) is not None:
+        return RedirectResponse(deed_path(context, deed), 303)
+    selection = read(_Counted, [it for it in form if it[0] != "note"]).selection
+    kind, wanted = await counted_rows(ops, context, ARCHIVED.action(verb), selection)
+    by = Operator(caller.name, note_of(form), selection=selection)
+    named: dict[str, Any] = {"context": context, "wanted": wanted, "limit": None, "by": by}
+    command = ReplayArchived(**named) if verb == "replay" else RestoreArchived(kind=kind, **named)
+    count = (await ops.do(command)).unwrap()
+    return RedirectResponse(
+        link(f"/contexts/{quote(context)}/archive/{verb}/done", kind=kind.value, count=count), 303
+    )
+
+
+@router.get("/{verb}/done")
+async def done(request: Request, ops: Asked, _: Operating, context: InContext, verb: Verb) -> Response:
+    """Say what an act has changed. Loaded again, it does nothing. The audit log names the files."""
+    of_context(ops.settings.contexts, context)
+    changed = read(_Changed, request.query_params.multi_items())
+    rows, action = plural(changed.count, NOUNS[changed.kind]), ARCHIVED.action(verb)
+    confirmation = Confirmation(
+        button=f"{action.label} {rows}",
+        question="",
+        about=action.about,
+        done=_result_text(verb, rows, changed.count),
+        to="",
+        back=f"/contexts/{context}/archive",
+        context=context,
+        audited=changed.count > 0,
+        changed=changed.count,
     )
     return confirmation.result_page(request)
 
 
-def _result_text(chosen: _ArchivedChosen, count: int) -> str:
-    rows = plural(count, NOUNS[chosen.kind])
-    if chosen.verb == "replay":
+def _result_text(verb: Verb, rows: str, count: int) -> str:
+    if verb == "replay":
         return (
             f"{rows} will be published once more." if count else "None waits: each was replayed since, or is sent."
         )

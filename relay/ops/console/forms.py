@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, TypeVar, get_origin
 from urllib.parse import parse_qsl
 
@@ -13,12 +10,10 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from relay.domain.errors import InvalidRequest
+from relay.domain.moments import absolute
 
 Model = TypeVar("Model", bound=BaseModel)
-#: A time as a duration before now, which stays right in a bookmark.
-_AGO: Final = re.compile(r"([0-9]{1,5})(m|h|d)")
 _TIMES: Final = {"since", "until"}
-_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 #: A form has at most so many fields.
 _MAX_FIELDS: Final = 2_000
 Pairs = Iterable[tuple[str, str]]
@@ -50,18 +45,6 @@ def checked(model: type[Model], values: Mapping[str, Any]) -> Model:
         field = ".".join(map(str, first["loc"])) or None
         hint = "write 6h, 90d or 2026-01-31T03:00Z" if field in _TIMES else None
         raise InvalidRequest(first["msg"].removeprefix("Value error, "), field=field, hint=hint) from None
-
-
-def absolute(text: str) -> str:
-    """A duration before now, such as ``6h``, as a time; a time without a zone is UTC; other text as it is."""
-    if (found := _AGO.fullmatch(text)) is None:
-        with suppress(ValueError):
-            at = datetime.fromisoformat(text)
-            return at.isoformat() if at.tzinfo else at.replace(tzinfo=UTC).isoformat()
-        return text
-    # To the second: all who ask within one ask the same.
-    now = datetime.now(UTC).replace(microsecond=0)
-    return (now - timedelta(**{_UNITS[found[2]]: int(found[1])})).isoformat()
 
 
 async def _form(request: Request) -> list[tuple[str, str]]:

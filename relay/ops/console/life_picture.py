@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relay.domain.life import Step, StepKind
+from relay.domain.time_axis import Axis, Bar
 
 #: The text in the circle of a step.
 LETTERS: Final = {
@@ -80,6 +81,27 @@ class Drawing:
 def entries(steps: Sequence[Step]) -> list[Entry]:
     """All steps in the order of the tree: each before what it caused."""
     return list(_flat(steps, 0, None, iter(range(1, 1_000_000))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A step on the time axis. ``seconds``: how long all its bars are."""
+
+    entry: Entry
+    bars: Sequence[Bar]
+    seconds: float
+
+
+def timed(listed: Sequence[Entry]) -> tuple[Axis | None, Sequence[Timed]]:
+    """The time axis of steps, and the bars of those that have any; None if all happened at one moment."""
+    drawn = [it for it in listed[:_MAX_DRAWN] if it.step.spans]
+    axis = Axis.over([time for it in drawn for span in it.step.spans for time in (span.begin, span.end)])
+    if axis is None:
+        return None, []
+    return axis, [
+        Timed(entry=it, bars=axis.bars(it.step.spans), seconds=sum(span.seconds for span in it.step.spans))
+        for it in drawn
+    ]
 
 
 def _flat(steps: Sequence[Step], depth: int, above: int | None, numbers: Iterator[int]) -> Iterator[Entry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -15,17 +15,28 @@ from relay.bus import Nothing
 from relay.bus.errors import NothingFound
 from relay.domain.errors import of_context
 from relay.domain.incidents import show_original
+from relay.domain.tasks import is_type
 from relay.ops.api.access import Caller, Reading, check_payloads
 from relay.ops.api.common import Asked, InContext, Ops, page_of, payload_of
 from relay.ops.api.models import models_of, values_of
 from relay.ops.console.forms import checked, read
-from relay.ops.console.render import page
-from relay.ops.kinds import KINDS, Action, Kind
+from relay.ops.console.render import page, parameters
+from relay.ops.kinds import KINDS, Action, Kind, Order
 from relay.ops.requests import GetRow, GroupRows
 
 router: Final = APIRouter()
 #: Fields of a query that choose a page, not rows.
-_PAGING: Final = {"status", "before", "limit", "thorough"}
+_PAGING: Final = {"status", "before", "limit", "thorough", "order"}
+#: How many rows a page may have.
+_SIZES: Final = (50, 100, 200, 500)
+#: The address of a page says from which pages somebody came, so that he can go back: the ends of at most so many.
+_TRAIL: Final = "trail"
+_MAX_TRAIL: Final = 50
+_LONGEST: Final = 100
+#: Filters whose field proposes values.
+_CHOSEN: Final = {"subscription", "event_type", "type", "queue"}
+#: Stands for the first page, which begins behind no row.
+_NEWEST: Final = "newest"
 
 
 class _Shown(BaseModel):
@@ -41,6 +52,8 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
     found: Page[Row] = await ops.recent.ask(ops, page_of(kind, context, wanted, asked))
     narrowed = bool(asked.model_dump(exclude_defaults=True, exclude=_PAGING))
     more = len(found.items) == asked.limit and found.total > asked.limit
+    trail = [text for text in request.query_params.getlist(_TRAIL) if len(text) <= _LONGEST][-_MAX_TRAIL:]
+    params = parameters(it for it in request.query_params.multi_items() if it[0] != _TRAIL)
     return page(
         request,
         "list.html",
@@ -54,10 +67,19 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
         thorough=asked.thorough,
         window=ops.limits.window,
         following=found.items[-1][kind.order] if more else None,
+        params=params,
+        trail=trail,
+        passed=[*trail, params.get("before", [_NEWEST])[-1]][-_MAX_TRAIL:],
+        newest=_NEWEST,
+        oldest=asked.order is Order.OLDEST,
+        sizes=_SIZES,
+        limit=asked.limit,
+        choices=_choices(ops, context, kind, found.items),
         statuses=statuses,
         narrowed=narrowed or bool(asked.status),
         actions=_offered(kind, caller, statuses),
-        filters={name: value for name, value in request.query_params.multi_items() if value},
+        filters={name: values[-1] for name, values in params.items()},
+        one_of=_one_of_all(ops, context, kind, params),
         groups=bool(kind.group and found.total),
         all_of=[it.name for it in _offered(kind, caller, statuses) if narrowed or not it.narrowed],
     )
@@ -66,8 +88,27 @@ async def _list(request: Request, ops: Ops, caller: Caller, context: str, kind: 
 def _read(request: Request, ops: Ops, context: str, kind: Kind) -> tuple[Any, Sequence[str]]:
     """What a page is asked for, and the states of its rows."""
     of_context(ops.settings.contexts, context)
-    asked: Any = read(models_of(kind).page, request.query_params.multi_items())
+    asked: Any = read(models_of(kind).page, (it for it in request.query_params.multi_items() if it[0] != _TRAIL))
     return asked, [str(getattr(it, "value", it)) for it in asked.status] or kind.usual
+
+
+def _choices(ops: Ops, context: str, kind: Kind, rows: Sequence[Row]) -> Mapping[str, Sequence[str]]:
+    """What fields of a filter propose: the subscriptions of relay.toml, and what the rows of the page have."""
+    found = {
+        it.name: sorted({str(row[it.name]) for row in rows if row.get(it.name)})
+        for it in kind.filters
+        if it.name in _CHOSEN
+    }
+    own = ops.settings.contexts[context].subscriptions
+    return {name: sorted({*own, *values}) if name == "subscription" else values for name, values in found.items()}
+
+
+def _one_of_all(ops: Ops, context: str, kind: Kind, params: Mapping[str, list[str]]) -> tuple[str, str] | None:
+    """The page of the one subscription or type of tasks that a list is narrowed to, and its name."""
+    name = params.get("type" if kind.path == "tasks" else "subscription", [""])[-1]
+    if kind.path == "tasks":
+        return ("task-types", name) if name and is_type(name) else None
+    return ("subscriptions", name) if name in ops.settings.contexts[context].subscriptions else None
 
 
 async def _grouped(request: Request, ops: Ops, context: str, kind: Kind) -> Response:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from relay.adapters.jetstream.topology import ConsumerView, StreamView
+from relay.adapters.postgres.budget import server_of
 from relay.adapters.postgres.paging import Page, Row
 from relay.domain.backlogs import Brake, FullInbox, InboxBacklog, OutboxBacklog
 from relay.domain.errors import RelayError
+from relay.domain.history import LastHour
 from relay.ops.api.common import Ops
 from relay.ops.kinds import DEAD_LETTERS, EVENTS, TASKS, Kind
-from relay.ops.requests import FindRows, ReadBacklog
+from relay.ops.requests import FindRows, ReadBacklog, ReadLastHour
 from relay.ops.servers import ShowStreams
 from relay.settings import ContextSettings
 
@@ -28,8 +31,12 @@ Answer = TypeVar("Answer")
 Streams: TypeAlias = Mapping[str, StreamView] | None
 #: Figures are asked for again after so many seconds, however many users look.
 _FRESH_S: Final = 1.0
+#: So many contexts of a server are asked at once.
+_AT_ONCE: Final = 3
 #: How long a page waits for a server, in seconds; an answer that comes later is shown by the next page.
-_PATIENCE_S: Final = 0.3
+PATIENCE_S: Final = 0.3
+#: From this age on, in seconds, a page says loudly that figures are old.
+OLD_S: Final = 5.0
 #: A rate covers so many seconds, and a line has so many points.
 _RATE_S: Final = 30.0
 _POINTS: Final = 60
@@ -51,11 +58,16 @@ class FlowSample:
 class ContextFigures:
     """A context in figures. ``error``: why there are none; ``late``: there is no answer yet.
 
-    Rates are per second, None while unknown. ``consumes``: whether it has subscriptions.
+    ``at``: when they were asked for. ``silent``: for how many seconds there has been no newer answer, if that is
+    too long. Rates are per second, None while unknown. ``consumes``: whether it has subscriptions;
+    ``only``: the name of the only one. ``hour``: its last hour. ``overdue``: whether the database owes an answer
+    for too long.
     """
 
     name: str
     late: bool = False
+    at: datetime | None = None
+    silent: float | None = None
     error: RelayError | None = None
     outbox: OutboxBacklog | None = None
     inbox: InboxBacklog | None = None
@@ -71,36 +83,74 @@ class ContextFigures:
     handle_rate: float | None = None
     line: Sequence[int] = ()
     consumes: bool = True
+    only: str | None = None
+    hour: LastHour | None = None
+    overdue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Aged(Generic[Answer]):
+    """An answer, and when it was asked for: by the clock that all see, and by the monotonic ``clock``."""
+
+    answer: Answer
+    at: datetime
+    begun: float
+    clock: Callable[[], float]
+
+    @property
+    def seconds(self) -> float:
+        """How old it is."""
+        return self.clock() - self.begun
 
 
 class Patient(Generic[Answer]):
-    """A question whose answer a page awaits only for a moment. It then runs in the background, once at a time."""
+    """A question whose answer a page awaits only for a moment. It then runs in the background, once at a time.
 
-    def __init__(self, unknown: Answer, patience_s: float) -> None:
-        self._known, self._patience_s = unknown, patience_s
-        self._asking: asyncio.Task[Answer] | None = None
+    An answer that came when nobody waited for it is never given as a new one: it has the age of its question.
+    """
 
-    async def ask(self, question: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Return the answer, or the last one if it takes long."""
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s, self._clock = patience_s, clock
+        self._known: Aged[Answer] | None = None
+        self._asking: tuple[asyncio.Task[Answer], datetime, float] | None = None
+
+    async def ask(self, question: Callable[[], Coroutine[Any, Any, Answer]]) -> Aged[Answer] | None:
+        """Return the answer, or the last one if it takes long; None if there was none yet."""
+        if self._asking is not None and self._asking[0].done():
+            self._take()
+        if self._known is not None and self._known.seconds <= _FRESH_S:
+            return self._known
         if self._asking is None:
-            self._asking = asyncio.create_task(question())
-        done, _ = await asyncio.wait([self._asking], timeout=self._patience_s)
-        if done:
-            task, self._asking = self._asking, None
-            self._known = task.result()
+            self._asking = asyncio.create_task(question()), datetime.now(UTC), self._clock()
+        done, _ = await asyncio.wait([self._asking[0]], timeout=self._patience_s)
+        if done and self._asking is not None:
+            self._take()
         return self._known
+
+    def _take(self) -> None:
+        """Keep the answer that is there."""
+        assert self._asking is not None
+        (task, at, begun), self._asking = self._asking, None
+        self._known = Aged(task.result(), at, begun, self._clock)
 
 
 class Flow:
-    """The figures of all contexts, kept for a moment. Each application has one such object."""
+    """The figures of all contexts, kept for a moment. Each application has one such object.
 
-    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
-        self._patience_s = patience_s
+    ``old_s``: from which age on figures are old.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S, old_s: float = OLD_S) -> None:
+        self._patience_s, self._old_s = patience_s, old_s
         self._lock = asyncio.Lock()
         self._known: tuple[float, Sequence[ContextFigures]] = (float("-inf"), ())
-        self._streams: Patient[Streams] = Patient(None, patience_s)
+        self._streams: Patient[Streams] = Patient(patience_s)
         self._contexts: dict[str, Patient[ContextFigures]] = {}
         self._seen: dict[str, deque[FlowSample]] = {}
+        self._begun: dict[str, float] = {}
+        self._turns: defaultdict[tuple[str, ...], asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_AT_ONCE)
+        )
 
     async def look(self, ops: Ops) -> Sequence[ContextFigures]:
         """Return the figures, at most a second old."""
@@ -109,14 +159,41 @@ class Flow:
                 contexts, streams = await asyncio.gather(
                     self._figures(ops), self._streams.ask(partial(_streams, ops))
                 )
-                shown = [self._with_streams(ops.settings.contexts[it.name], it, streams) for it in contexts]
+                # NATS has no age of its own on the cards: what is not of now is not known.
+                now = streams.answer if streams is not None and streams.seconds <= self._old_s else None
+                shown = [self._with_streams(ops.settings.contexts[it.name], it, now) for it in contexts]
                 self._known = (time.monotonic(), shown)
             return self._known[1]
 
     async def _figures(self, ops: Ops) -> Sequence[ContextFigures]:
         for name in ops.settings.contexts:
-            self._contexts.setdefault(name, Patient(ContextFigures(name=name, late=True), self._patience_s))
-        return await asyncio.gather(*(it.ask(partial(_figures, ops, name)) for name, it in self._contexts.items()))
+            self._contexts.setdefault(name, Patient(self._patience_s))
+        asked = self._contexts.items()
+        found = await asyncio.gather(*(it.ask(partial(self._in_turn, ops, name)) for name, it in asked))
+        return [
+            replace(self._aged(name, it), overdue=self._owed(name) > self._old_s)
+            for (name, _), it in zip(asked, found, strict=True)
+        ]
+
+    async def _in_turn(self, ops: Ops, name: str) -> ContextFigures:
+        """Ask a few contexts of a server at a time: they share the connections to it."""
+        async with self._turns[server_of(ops.settings.contexts[name].database)]:
+            self._begun[name] = time.monotonic()
+            try:
+                return await _figures(ops, name)
+            finally:
+                del self._begun[name]
+
+    def _owed(self, name: str) -> float:
+        """For how many seconds a database has owed an answer, since its turn came."""
+        return time.monotonic() - self._begun[name] if name in self._begun else 0.0
+
+    def _aged(self, name: str, found: Aged[ContextFigures] | None) -> ContextFigures:
+        """The figures of a context with their age."""
+        if found is None:
+            return ContextFigures(name=name, late=True)
+        silent = found.seconds if found.seconds > self._old_s else None
+        return replace(found.answer, at=found.at, silent=silent)
 
     def _with_streams(self, settings: ContextSettings, found: ContextFigures, streams: Streams) -> ContextFigures:
         if found.outbox is None:
@@ -138,6 +215,7 @@ class Flow:
             handle_rate=rate(seen, "handled"),
             line=[it.waiting for it in seen],
             consumes=bool(settings.subscriptions),
+            only=next(iter(settings.subscriptions)) if len(settings.subscriptions) == 1 else None,
         )
 
 
@@ -178,13 +256,13 @@ def _handled(settings: ContextSettings, streams: Mapping[str, StreamView]) -> in
 
 async def _figures(ops: Ops, name: str) -> ContextFigures:
     try:
-        (outbox, inbox, brake, full), letters, failed, waiting, latency = await asyncio.gather(
-            _backlog(ops, name),
-            _total(ops, name, DEAD_LETTERS, "open"),
-            _total(ops, name, TASKS, "failed"),
-            _total(ops, name, TASKS, "pending", "delivered"),
-            _latency(ops, name),
-        )
+        # One after the other, so that a context needs one connection: many share a few.
+        outbox, inbox, brake, full = await _backlog(ops, name)
+        letters = await _total(ops, name, DEAD_LETTERS, "open")
+        failed = await _total(ops, name, TASKS, "failed")
+        waiting = await _total(ops, name, TASKS, "pending", "delivered")
+        latency = await _latency(ops, name)
+        hour = (await ops.queries.ask_async(ReadLastHour(context=name))).unwrap()
     except RelayError as error:
         return ContextFigures(name=name, error=error)
     return ContextFigures(
@@ -197,6 +275,7 @@ async def _figures(ops: Ops, name: str) -> ContextFigures:
         failed_tasks=failed,
         waiting_tasks=waiting,
         latency=latency,
+        hour=hour,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -17,6 +18,8 @@ from starlette.staticfiles import StaticFiles
 
 from relay.ops.api.answers import MadeApart
 from relay.ops.console import wording
+from relay.ops.find import words
+from relay.ops.kinds import KINDS
 
 _HERE: Final = Path(__file__).parent
 _POLICY: Final = "; ".join(
@@ -40,14 +43,30 @@ MENU: Final = (
     ("inbox", "Inbox"),
     ("dead-letters", "Dead letters"),
     ("parked", "Parked keys"),
+    ("replays", "Replays"),
     ("tasks", "Tasks"),
+    ("history", "History"),
     ("schedule", "Schedule"),
+    ("controls", "Pauses and limits"),
     ("archive", "Archive"),
     ("audit", "Audit log"),
+)
+#: Lists over all contexts: pages, and lines of the search.
+EVERYWHERE: Final = (
+    ("/find?q=kind:dead-letters+status:open", "Dead letters"),
+    ("/find?q=kind:inbox+status:failing", "Failing"),
+    ("/find?q=kind:inbox+status:running", "In flight"),
+    ("/all/parked", "Parked keys"),
+    ("/all/schedule", "Schedule"),
+    ("/all/audit", "Audit log"),
 )
 SYSTEM: Final = (("/streams", "Streams"), ("/queues", "Queues"), ("/fleet", "Fleet"))
 _THEMES: Final = ("light", "dark")
 _AGE: Final = 31_536_000
+#: How many parts the path of a list has behind /contexts.
+_OF_LIST: Final = 2
+#: Fields of a query that name a place in one list.
+_PLACE: Final = ("before", "offset", "back")
 
 
 class Static(StaticFiles):
@@ -76,6 +95,11 @@ def link(path: str, **query: Any) -> str:
     return f"{path}?{urlencode(wanted, doseq=True)}" if wanted else path
 
 
+def deed_path(context: str, id: int) -> str:
+    """The address of the page of an act."""
+    return f"/contexts/{quote(context)}/audit/{id}"
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -94,7 +118,10 @@ def _environment() -> Environment:
         params_but=_but,
         elsewhere=_elsewhere,
         menu=MENU,
+        words=words,
+        kinds=KINDS,
         system=SYSTEM,
+        everywhere=EVERYWHERE,
         CLASSES=wording.CLASSES,
     )
     return environment
@@ -111,17 +138,20 @@ def page(request: Request, template: str | Sequence[str], status: int = 200, **v
     common = {
         "request": request,
         "here": request.scope["path"],
-        "params": _params(request.query_params.multi_items()),
+        "params": parameters(request.query_params.multi_items()),
         "user": state.get("caller"),
         "contexts": list(app.state.ops.settings.contexts) if app else [],
         "theme": theme if theme in _THEMES else None,
         "context": None,
+        "now": datetime.now(UTC),
+        "line": None,
     }
     found = _environment().select_template([template] if isinstance(template, str) else template)
     return MadeApart(lambda: found.render(common | values).encode(), status, _HEADERS, "text/html")
 
 
-def _params(items: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+def parameters(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The values of a query by name, without those that are empty."""
     found: dict[str, list[str]] = {}
     for name, value in items:
         if value:
@@ -133,11 +163,16 @@ def _but(params: Mapping[str, list[str]], *names: str) -> dict[str, list[str]]:
     return {name: values for name, values in params.items() if name not in names}
 
 
-def _elsewhere(here: str, context: str) -> str:
-    """The same page for another context, or the events of that context."""
+def _elsewhere(here: str, context: str, params: Mapping[str, list[str]]) -> str:
+    """The same list for another context, with its filter; or the events of that context.
+
+    From the page of a row it leads to the list from which the row was opened: ``back``.
+    """
     _, _, *rest = here.split("/")
-    same = here.startswith("/contexts/") and rest[1:2] and rest[1] in dict(MENU)
-    return f"/contexts/{context}/{rest[1] if same else MENU[0][0]}"
+    if not (here.startswith("/contexts/") and rest[1:2] and rest[1] in dict(MENU)):
+        return f"/contexts/{context}/{MENU[0][0]}"
+    asked = params if len(rest) == _OF_LIST else parameters(parse_qsl((params.get("back") or [""])[-1]))
+    return link(f"/contexts/{context}/{rest[1]}", **_but(asked, *_PLACE))
 
 
 # --- errors ---

@@ -1,4 +1,4 @@
-"""Actions of operators on rows: a page counts the rows and asks, the action runs, and a page shows the result."""
+"""Actions of operators on rows: a page counts the rows and asks, and the page of the deed shows what was done."""
 
 from __future__ import annotations
 
@@ -6,48 +6,61 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from relay.adapters.postgres.paging import Page, Row, counted
+from relay.adapters.postgres.row_operations import code_column
 from relay.bus import Failed, Result
 from relay.bus.errors import NothingFound
 from relay.bus.http import status_of
 from relay.domain.errors import InvalidRequest, TooMany, of_context
-from relay.domain.operators import Operator, Outcome
+from relay.domain.moments import absolute
+from relay.domain.operators import Operator, Outcome, Selected
+from relay.ops import selections
 from relay.ops.api.access import Operating
 from relay.ops.api.common import Asked, InContext, Ops
-from relay.ops.api.models import Text, models_of, values_of
-from relay.ops.console.forms import Form, Pairs, absolute, read
-from relay.ops.console.render import page
+from relay.ops.api.models import Text, models_of, wanted_of
+from relay.ops.console.forms import Form, Pairs, read
+from relay.ops.console.render import deed_path, page
 from relay.ops.kinds import KINDS, Action, Kind
-from relay.ops.requests import ActOnRows, FindRows
+from relay.ops.requests import ActOnRows, FindRows, GetSelection
 
 router: Final = APIRouter()
 _MAX_IDS: Final = 500
+#: How many rows that a filter finds the page shows which asks.
+_SOME: Final = 5
+#: How many of their reasons it counts.
+_GROUPS: Final = 8
 #: Fields of a form that are not of a filter.
 _PAGING: Final = {"limit", "before", "thorough"}
-_OWN: Final = {"ids", "all", "note", "status", *_PAGING}
+_OWN: Final = {"ids", "all", "note", "status", "selection", *_PAGING}
 
 KindPath = Annotated[str, Path(max_length=40)]
 
 
 class _Asked(BaseModel):
-    """The fields of a form besides a filter: ``ids``; or ``all`` rows in these states that the filter finds."""
+    """The fields of a form besides a filter: ``ids``; or ``all`` rows in these states that the filter finds.
+
+    Or the ``selection`` of rows that were counted.
+    """
 
     ids: Annotated[list[Text], Field(max_length=_MAX_IDS)] = []
     all: bool = False
+    selection: UUID | None = None
     status: list[Text] = []
     note: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _RowsChosen:
-    """The rows that an action is for: ids, or the filter ``wanted``, which was made from ``filters``.
+    """The rows that an action is for: ids that were chosen or counted; or before that, a filter.
 
-    ``arguments``: the texts of the action's fields.
+    ``filters``: how they were found, as JSON; None for ids that were chosen. ``arguments``: the texts of the
+    action's fields. ``selection``: the name of the rows, once they are counted.
     """
 
     context: str
@@ -56,33 +69,29 @@ class _RowsChosen:
     note: str | None
     arguments: Mapping[str, str]
     ids: Sequence[Any] | None
-    wanted: Any
-    filters: Sequence[tuple[str, str]]
+    filters: Mapping[str, Any] | None
     statuses: Sequence[str]
+    selection: UUID | None = None
 
-    async def count(self, ops: Ops) -> int:
-        """How many rows the action is for. Raises TooMany."""
-        if self.ids is not None:
-            return len(self.ids)
-        query = FindRows(kind=self.kind.path, context=self.context, wanted=self.wanted, limit=1)
-        total = (await ops.queries.ask_async(query)).unwrap().total
-        if total > ops.limits.rows:
+    @property
+    def wanted(self) -> Any:
+        """The filter that found the rows, or None."""
+        return None if self.filters is None else wanted_of(self.kind, self.filters, self.statuses)
+
+    async def find(self, ops: Ops) -> Sequence[Row]:
+        """The rows that the filter finds, oldest first. Raises TooMany."""
+        limit = ops.limits.rows
+        query = FindRows(kind=self.kind.path, context=self.context, wanted=self.wanted, limit=limit)
+        found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
+        if found.total > limit:
             raise TooMany(
-                f"the filter finds {counted(total)} and one form may change {ops.limits.rows:,}",
+                f"the filter finds {counted(found.total)} and one form may change {limit:,}",
                 hint="narrow the filter, for example by type or time",
             )
-        return int(total)
-
-    async def some(self, ops: Ops) -> Sequence[Row]:
-        """The newest rows that the filter finds: the operator looks at them before the action."""
-        if self.ids is not None:
-            return ()
-        query = FindRows(kind=self.kind.path, context=self.context, wanted=self.wanted, limit=5)
-        found: Page[Row] = (await ops.queries.ask_async(query)).unwrap()
-        return found.items
+        return found.all_of(limit)
 
 
-def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _RowsChosen:
+async def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _RowsChosen:
     of_context(ops.settings.contexts, context)
     kind = KINDS.get(path)
     action = next((it for it in kind.actions if it.name == name), None) if kind else None
@@ -91,42 +100,62 @@ def _choose(ops: Ops, context: str, path: str, name: str, pairs: Pairs) -> _Rows
     pairs = list(pairs)
     asked = read(_Asked, [it for it in pairs if it[0] in _OWN - _PAGING])
     arguments = {it: text for it, text in pairs if it in {own.name for own in action.arguments}}
+    if bool(asked.ids) + asked.all + (asked.selection is not None) != 1:
+        raise InvalidRequest("say which: tick rows of a list, or take all that its filter finds")
+    if asked.selection is not None:
+        rows = await selections.rows_of(ops, context, kind, action, asked.selection)
+        return _RowsChosen(
+            context, kind, action, asked.note, arguments, rows.ids, rows.filter, rows.states, asked.selection
+        )
     filters = [
         (it, absolute(text.strip()))
         for it, text in pairs
         if it not in _OWN and it not in arguments and text.strip()
     ]
-    if bool(asked.ids) == asked.all:
-        raise InvalidRequest("say which: tick rows of a list, or take all that its filter finds")
     statuses = [it for it in action.states if not asked.status or it in asked.status]
-    ids = [kind.key(it) for it in dict.fromkeys(asked.ids)] or None
-    wanted = None
-    if ids is None:
-        kind.check(action, dict(filters), every=not filters)
-        wanted = kind.wanted(values_of(kind, read(models_of(kind).page, filters)), statuses)
-    return _RowsChosen(context, kind, action, asked.note, arguments, ids, wanted, filters, statuses)
+    if asked.ids:
+        ids = [kind.key(it) for it in dict.fromkeys(asked.ids)]
+        return _RowsChosen(context, kind, action, asked.note, arguments, ids, None, statuses)
+    kind.check(action, dict(filters), every=not filters)
+    found = read(models_of(kind).page, filters).model_dump(mode="json", exclude_defaults=True)
+    return _RowsChosen(context, kind, action, asked.note, arguments, None, found, statuses)
 
 
 @router.get("/contexts/{context}/{path}/{name}")
 async def ask(
     request: Request, ops: Asked, _: Operating, context: InContext, path: KindPath, name: KindPath
 ) -> Response:
-    """Say how many rows an action is for, and ask for a note. Changes nothing."""
-    chosen = _choose(ops, context, path, name, request.query_params.multi_items())
+    """Count the rows that an action is for, keep which they are, and ask for a note. Changes none of them."""
+    chosen = await _choose(ops, context, path, name, request.query_params.multi_items())
     return await _ask(request, ops, chosen)
 
 
 async def _ask(
     request: Request, ops: Ops, chosen: _RowsChosen, missing: str = "", wrong: InvalidRequest | None = None
 ) -> Response:
+    ids, some, groups = chosen.ids, list[Row](), Counter[tuple[str | None, str | None]]()
+    if ids is None:
+        rows = await chosen.find(ops)
+        ids, some = [row["id"] for row in rows], [*rows[: -_SOME - 1 : -1]]
+        code = code_column(chosen.kind.text[1])
+        other = "subscription" if "subscription" in chosen.kind.table else chosen.kind.heading
+        groups.update((row[code], row.get(other)) for row in rows)
+    selection = chosen.selection
+    if ids and selection is None:
+        found = None if chosen.filters is None else selections.as_wanted(chosen.filters, chosen.statuses)
+        selection = await selections.keep(ops, chosen.context, chosen.kind, chosen.action, ids, found)
     return page(
         request,
         "confirm.html",
         422 if missing or wrong else 200,
         context=chosen.context,
         chosen=chosen,
-        count=await chosen.count(ops),
-        some=await chosen.some(ops),
+        count=len(ids),
+        ids=ids[:8],
+        some=some,
+        groups=groups.most_common(_GROUPS) if len(groups) > 1 else [],
+        rarer=max(0, len(groups) - _GROUPS),
+        selection=selection,
         missing=missing,
         wrong=wrong,
     )
@@ -136,8 +165,12 @@ async def _ask(
 async def act(
     request: Request, ops: Asked, caller: Operating, context: InContext, path: KindPath, name: KindPath, form: Form
 ) -> Response:
-    """Do the action, and say what happened to each row."""
-    chosen = _choose(ops, context, path, name, form)
+    """Do the action to the rows that were counted, once, and lead to the page of the deed."""
+    if (deed := await used_by(ops, context, form)) is not None:
+        return RedirectResponse(deed_path(context, deed), 303)
+    chosen = await _choose(ops, context, path, name, form)
+    if chosen.ids is None:
+        return await _ask(request, ops, chosen, "Look at how many there are: these were not counted yet.")
     if chosen.action.needs_note and not chosen.note:
         return await _ask(request, ops, chosen, "Say why: the note is kept with it.")
     try:
@@ -152,26 +185,50 @@ async def act(
         wanted=chosen.wanted,
         limit=ops.limits.rows,
         arguments=arguments,
-        by=Operator(caller.name, chosen.note),
+        by=Operator(caller.name, chosen.note, selection=chosen.selection),
     )
-    return result_page(request, chosen, await ops.do(command), ops.limits.shown)
+    return await _told(request, ops, chosen, await ops.do(command))
 
 
-def result_page(request: Request, chosen: _RowsChosen, result: Result[Outcome], shown: int) -> Response:
-    """The result of an action in words, with at most ``shown`` ids. Raises the error if it failed as a whole."""
+async def _told(request: Request, ops: Ops, chosen: _RowsChosen, result: Result[Outcome]) -> Response:
+    """The way to the page of the deed; or the page that says why nothing was done."""
+    deed = None
     if isinstance(result, Failed):
-        raise result.error
-    outcome = result.value
+        # Of two presses at once the other may have been faster.
+        again = [("selection", str(chosen.selection or ""))]
+        deed = await used_by(ops, chosen.context, again)
+        if deed is None:
+            raise result.error
+    else:
+        deed = result.value.deed
+        if deed is None:
+            return _nothing_done(request, chosen, result.value, ops.limits.shown)
+    return RedirectResponse(deed_path(chosen.context, deed), 303)
+
+
+async def used_by(ops: Ops, context: str, form: Pairs) -> int | None:
+    """The act that has used the selection of a form, as after a press of Back: its page is shown again."""
+    asked = read(_Used, [it for it in form if it[0] == "selection"])
+    if asked.selection is None:
+        return None
+    of_context(ops.settings.contexts, context)
+    found: Selected = (await ops.queries.ask_async(GetSelection(context=context, id=asked.selection))).unwrap()
+    return found.deed
+
+
+class _Used(BaseModel):
+    selection: UUID | None = None
+
+
+def _nothing_done(request: Request, chosen: _RowsChosen, outcome: Outcome, shown: int) -> Response:
+    """Why nothing was done, with at most ``shown`` ids."""
     reasons = Counter((error.message, error.hint) for _, error in outcome.refused)
-    status = status_of(outcome.refused[0][1]) if outcome.refused and not outcome.done else 200
     return page(
         request,
         "result.html",
-        status,
+        status_of(outcome.refused[0][1]) if outcome.refused else 200,
         context=chosen.context,
         chosen=chosen,
-        done=outcome.done[:shown],
-        count=len(outcome.done),
         refused=outcome.refused[:shown],
         refusals=len(outcome.refused),
         reasons=reasons.most_common(5),

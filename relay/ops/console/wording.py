@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from relay.domain.alarm_rules import RULES
+from relay.domain.durations import ago, duration
 from relay.domain.foreign_json import pretty_json
-from relay.domain.reasons import CODES, FAMILIES
+from relay.domain.reasons import CODES, FAMILIES, cause
+from relay.domain.tones import tone
+from relay.ops.kinds.model import Kind
 
-#: The colour of a state. The page always shows the word beside the colour.
-_TONES: Final = {
-    "good": "published processed completed requeued resolved finished working stored done yes healthy there",
-    "busy": "running delivered started waiting pending starting ending",
-    "warn": "failing retrying skipped missed warning delayed warned unknown parked paused",
-    "bad": "dead failed open lost error refused missing dead-letter",
+#: From which age on a row that waits is late, by its kind: as the rules of alarms.
+LATE: Final = {
+    "events": RULES["JetrelayOutboxStalled"].over,
+    "inbox": RULES["JetrelayInboxStalled"].over,
+    "tasks": RULES["JetrelayTasksStalled"].over,
 }
-_TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}
+_WAITS: Final = frozenset({"waiting", "failing", "pending", "delivered"})
 _MEANINGS: Final = {code.name: code.meaning for code in CODES}
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _BYTES: Final = 1024
 #: Ids of more characters are shortened in tables.
 _LONG: Final = 20
@@ -32,11 +35,6 @@ CLASSES: Final = {
 }
 
 
-def tone(state: object) -> str:
-    """The class of a colour: good, busy, warn, bad, or quiet."""
-    return _TONE_OF.get(str(state).lower().replace(" ", "-"), "quiet")
-
-
 def number(value: float | None) -> str:
     """A count with separators: ``12,345``; rates below ten with one digit behind the point."""
     if value is None:
@@ -44,27 +42,6 @@ def number(value: float | None) -> str:
     if value < 10 and value != round(value):
         return f"{value:.1f}"
     return f"{value:,.0f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them: ``40 ms``, ``1.2 s``, ``3 min``, ``5 h``, ``2 d``."""
-    if seconds is None:
-        return "?"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    size, unit = next(it for it in _UNITS if seconds >= it[0])
-    return f"{seconds / size:.0f} {unit}"
-
-
-def ago(at: datetime, now: datetime | None = None) -> str:
-    """How long ago a time was, or how soon it will be: ``3 min ago``, ``in 20 s``."""
-    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
-    if abs(seconds) < 1:
-        return "now"
-    rounded = duration(max(1, round(abs(seconds)))).replace(".0 ", " ")
-    return f"{rounded} ago" if seconds > 0 else f"in {rounded}"
 
 
 def absolute(at: datetime) -> str:
@@ -93,6 +70,15 @@ def brief(text: object) -> str:
     return shown if len(shown) <= _LINE else f"{shown[:_LINE]}…"
 
 
+def late(row: Mapping[str, Any], kind: Kind) -> bool:
+    """Whether a row waits for longer than it should. One that is not due yet is not late."""
+    since, due = row.get(kind.aged), row.get("available_at")
+    if kind.path not in LATE or row.get("status") not in _WAITS or since is None:
+        return False
+    begins = max(since, due) if due is not None and row.get("status") in ("waiting", "pending") else since
+    return bool((datetime.now(UTC) - begins).total_seconds() > LATE[kind.path])
+
+
 def gap(seconds: float) -> str:
     """The time between two events: ``40 ms after``; or ``before``, if the clocks of two servers differ."""
     return f"{duration(abs(seconds))} {'after' if seconds >= 0 else 'before'}"
@@ -110,14 +96,14 @@ def meaning(code: str | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 event``, ``2 events``, ``3 batches``."""
+    """``1 event``, ``2 events``, ``3 batches``, ``4 duties``."""
     if count == 1:
         return f"1 {noun}"
     head, _, last = noun.rpartition(" ")
-    if last.endswith("ry"):
+    if last.endswith("y") and last[-2:-1] not in "aeiou":
         last = f"{last[:-1]}ies"
     else:
-        last += "es" if last.endswith(("s", "ch")) else "s"
+        last += "es" if last.endswith(("s", "ch", "sh")) else "s"
     return f"{number(count)} {f'{head} {last}'.strip()}"
 
 
@@ -128,5 +114,20 @@ def pretty(text: str | None) -> str:
 
 def filters() -> dict[str, Any]:
     """The names that templates use for these functions."""
-    functions = (tone, number, duration, ago, absolute, size, meaning, plural, pretty, short, brief, gap)
+    functions = (
+        tone,
+        number,
+        duration,
+        ago,
+        absolute,
+        size,
+        meaning,
+        plural,
+        pretty,
+        short,
+        brief,
+        cause,
+        gap,
+        late,
+    )
     return {it.__name__: it for it in functions}

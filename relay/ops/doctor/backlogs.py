@@ -5,6 +5,7 @@ That a backlog stands still is measured. What else was found out is then attache
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,6 +15,7 @@ from typing import Final, TypeAlias
 from relay import jobs
 from relay.adapters.jetstream.inspection import DurableState
 from relay.domain.backlogs import AwayHandler, Waiting
+from relay.domain.controls import UNCONTROLLED, Act, Control, Controls, What
 from relay.domain.disclosure import stack_of
 from relay.domain.findings import Finding, error, warning
 from relay.domain.policies import DeadLetterClass
@@ -90,6 +92,7 @@ class Surroundings:
     away: Sequence[AwayHandler] = ()
     queues: Mapping[str, QueueView] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
+    controls: Controls = UNCONTROLLED
 
 
 def stalled(context: str, movement: Movement, around: Surroundings) -> Finding:
@@ -260,6 +263,22 @@ def away(context: str, handlers: Sequence[AwayHandler]) -> Iterator[Finding]:
             yield error("HANDLER_AWAY", subject, text, remedy)
         else:
             yield warning("HANDLER_AWAY", subject, text, remedy)
+
+
+def controlled(context: str, controls: Sequence[Control]) -> Iterator[Finding]:
+    """Nothing is paused or limited. What is, is so on purpose; who, why and until when is said here."""
+    for it in controls:
+        pause = it.act is Act.PAUSE
+        subject = {
+            What.SUBSCRIPTION: f"subscription {context}.{it.name}",
+            What.PUBLISHING: f"publishing of {context}",
+        }.get(it.what, f"{it.what.words} {context}.{it.name}")
+        name = f" {shlex.quote(it.name)}" if it.name else ""
+        verb = f"relay controls {'resume' if pause else 'restore'} {it.what.value}{name} --context {context}"
+        if pause:
+            yield warning("CONTROL_PAUSED", subject, str(it), verb)
+        else:
+            yield warning("CONTROL_LIMITED", subject, str(it), verb)
 
 
 def reason(text: str) -> str:

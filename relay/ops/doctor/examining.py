@@ -24,10 +24,11 @@ from relay.adapters.postgres.pool import connected
 from relay.bootstrap import cold_store, duties
 from relay.credentials import jetstream, redis_options
 from relay.domain.backlogs import FleetSessions
+from relay.domain.controls import Controls
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
 from relay.domain.queues import QueueView
-from relay.domain.standstill import BacklogKind, Movement
+from relay.domain.standstill import BacklogKind, Movement, rests
 from relay.ops.doctor import backlogs, databases, handlers, producers, queues, streams
 from relay.settings import ContextSettings, Settings
 
@@ -161,7 +162,7 @@ class Examination:
                 held = await producers.held(self._settings, archive.after, unarchived)
                 standing = [*standing, *unarchived]
             refused, failing, lease = await moving.refused(), await moving.failing(), await moving.lease()
-            away = await reader.away()
+            away, controls = await reader.away(), await reader.controls()
             self._waiting[name] = _Beside(
                 standing=standing,
                 around=backlogs.Surroundings(
@@ -169,6 +170,7 @@ class Examination:
                     refused=refused,
                     failing=failing,
                     away=away,
+                    controls=Controls.of(controls),
                     leads=lease is not None and lease[1] < 0,
                     subscriptions=[*context.subscriptions],
                     held=held,
@@ -182,6 +184,7 @@ class Examination:
                 *backlogs.dead_events(place, await moving.dead(), block=block),
                 *backlogs.failing(name, failing, bound),
                 *backlogs.away(name, away),
+                *backlogs.controlled(name, controls),
                 *backlogs.letters(name, await reader.incidents(), limits),
                 *backlogs.led(place, lease, bound),
             ]
@@ -212,7 +215,9 @@ class Examination:
         """The streams of which nothing is received. If an inbox is full, nothing is to be received."""
         for name, consumer in around.consumers.items():
             movement = backlogs.received(name, consumer, waiting.worked.get(name))
-            if name not in waiting.full and movement.stands_still(self._settings.health.stalled_after):
+            if name in waiting.full or rests(movement, around.controls):
+                continue
+            if movement.stands_still(self._settings.health.stalled_after):
                 yield movement
 
     async def _producer(self, place: str, context: ContextSettings) -> Sequence[Finding]:

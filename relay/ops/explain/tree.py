@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
+from relay.adapters.postgres.attempt_rows import attempts_of
 from relay.adapters.postgres.life import Row
+from relay.domain.attempts import Attempt, read_attempts
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_originals
 from relay.domain.life import Step, StepKind
-from relay.domain.moments import readable
+from relay.domain.moments import LATEST, readable
+from relay.domain.operators import DISCARDED
+from relay.domain.time_axis import Stretch, spans
 from relay.domain.traceparent import trace_id
 from relay.ops.explain.gathering import MOST, Gathered
 
@@ -133,13 +138,51 @@ def _within(above: _Node, node: _Node) -> bool:
     return bool(waiting) or it is above
 
 
+# --- when it waited and worked ---
+
+
+def _spans(
+    row: Row,
+    *,
+    begin: datetime,
+    ended: datetime | None,
+    outcome: str,
+    rounds: int = 0,
+    runs: bool = False,
+    started: datetime | None = None,
+    due: datetime | None = None,
+) -> Sequence[Stretch]:
+    attempts = attempts_of(
+        row, counted=row["attempts"] or 0, rounds=rounds, ended=ended, outcome=outcome, runs=runs
+    )
+    times = (readable(begin), readable(ended))
+    return spans(*times, attempts, datetime.now(UTC), started=readable(started), due=readable(due))
+
+
+def _spans_of_event(row: Row) -> Sequence[Stretch]:
+    """An event has no attempts of its own when it is published: it waits, and is in the stream."""
+    begin, ended = readable(row["occurred_at"]), readable(row["published_at"] or row["dead_at"])
+    failed = [it for it in read_attempts(row.get("attempt_log")) if it.outcome != "published"]
+    delayed = None if failed else readable(row["available_at"])
+    return spans(begin, ended, [] if ended else failed, datetime.now(UTC), due=delayed)
+
+
+def _spans_of_run(row: Row) -> Sequence[Stretch]:
+    begin, started, ended = (readable(row[it]) for it in ("opened_at", "started_at", "finished_at"))
+    state = "running" if started is not None and ended is None else row["state"]
+    attempts = [] if started is None else [Attempt(number=1, outcome=state, began=started, ended=ended)]
+    return spans(begin, ended, attempts, datetime.now(UTC))
+
+
 # --- a row as a step ---
 
 
 def _event(context: str, row: Row) -> _Node:
     ended = row["published_at"] or row["dead_at"]
     failing = row["publish_attempts"] and not ended
-    state = "published" if row["published_at"] else "dead" if ended else "failing" if failing else "waiting"
+    given_up = row["published_at"] and row["dead_at"]
+    reached = "discarded" if given_up else "published" if row["published_at"] else ""
+    state = reached or ("dead" if ended else "failing" if failing else "waiting")
     about = {"key": row["partition_key"], "aggregate": f"{row['aggregate_type']}:{row['aggregate_id']}"}
     step = Step(
         kind=StepKind.EVENT,
@@ -161,6 +204,7 @@ def _event(context: str, row: Row) -> _Node:
             "generation": row["generation"],
         },
         archived=row["archived"],
+        spans=_spans_of_event(row),
     )
     return _Node(step, row["id"], row["causation_id"], row["correlation_id"])
 
@@ -185,9 +229,13 @@ def _publication(event: _Node) -> _Node | None:
 
 def _message(context: str, row: Row) -> _Node:
     ended = row["processed_at"] or row["dead_lettered_at"]
-    failing = "retrying" if row["attempts"] else "waiting"
+    held = row["next_attempt_at"] is not None and readable(row["next_attempt_at"]) == LATEST
+    failing = "held" if held else "retrying" if row["attempts"] else "waiting"
+    given_up = row["processed_at"] and row["dead_letter_class"] == DISCARDED
     state = (
-        "processed"
+        "discarded"
+        if given_up
+        else "processed"
         if row["processed_at"]
         else "dead letter"
         if ended
@@ -212,11 +260,19 @@ def _message(context: str, row: Row) -> _Node:
             "stream": row["stream"],
             "sequence": row["stream_seq"],
             **_ids(row),
-            "next_attempt": None if ended else readable(row["next_attempt_at"]),
+            "next_attempt": None if ended or held else readable(row["next_attempt_at"]),
             "class": row["dead_letter_class"],
             "requeues": row["requeues"],
         },
         archived=row["archived"],
+        spans=_spans(
+            row,
+            begin=row["received_at"],
+            ended=ended,
+            outcome="processed" if row["processed_at"] else "dead",
+            rounds=row["requeues"] or 0,
+            runs=state == "running",
+        ),
     )
     key = row.get("source_id") or row["message_id"]
     return _Node(step, key, row["causation_id"], row["correlation_id"], row["message_id"])
@@ -260,6 +316,15 @@ def _task(context: str, row: Row) -> _Node:
             "next_attempt": readable(waiting),
         },
         archived=row["archived"],
+        spans=_spans(
+            row,
+            begin=row["created_at"],
+            ended=row["finished_at"],
+            outcome="completed" if row["status"] == "completed" else "dead",
+            runs=row["status"] == "running",
+            started=row["started_at"],
+            due=row["available_at"],
+        ),
     )
     return _Node(step, row["id"], row["causation_id"], row["correlation_id"])
 
@@ -276,6 +341,7 @@ def _run(context: str, row: Row) -> _Node:
         attempts=row["attempts"],
         error=row["error"],
         details={"scheduled_for": row["scheduled_for"]},
+        spans=_spans_of_run(row),
     )
     return _Node(step, row["id"], None, row["correlation_id"])
 

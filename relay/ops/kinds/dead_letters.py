@@ -9,7 +9,7 @@ from relay.domain.errors import UnknownIncident
 from relay.domain.incidents import IncidentFilter, IncidentStatus
 from relay.domain.policies import DeadLetterClass
 from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, EVENT_TYPE, REASON, SUBSCRIPTION, since
+from relay.ops.kinds.shared import CHAIN, CORRELATION, EVENT_TYPE, KEY, REASON, SUBSCRIPTION, since
 
 DEAD_LETTERS: Final = Kind(
     path="dead-letters",
@@ -44,7 +44,15 @@ DEAD_LETTERS: Final = Kind(
         ),
         SUBSCRIPTION,
         EVENT_TYPE,
-        Filter(name="message_id", label="Message", meaning="Only this message id", form="id", option="message"),
+        Filter(
+            name="message_id",
+            label="Message",
+            meaning="Only this message id",
+            form="id",
+            option="message",
+            words=("id",),
+        ),
+        KEY,
         CORRELATION,
         since("recorded"),
     ),
@@ -60,7 +68,7 @@ DEAD_LETTERS: Final = Kind(
         Column(name="occurrence", label="Its death no.", show="number", above=1),
         Column(name="subject", label="Subject"),
         Column(name="stream", label="In the stream", show="place", beside="stream_seq"),
-        Column(name="stream_seq", label="Sequence in the stream", on_page=False),
+        Column(name="stream_seq", label="Sequence in the stream", holds="number", on_page=False),
         Column(name="snoozed_until", label="Snoozed until", show="time", states=("snoozed",)),
         Column(name="closed_at", label="Closed", show="time"),
         Column(name="closed_by", label="Closed by"),
@@ -126,7 +134,7 @@ DEAD_LETTERS: Final = Kind(
             states=("open",),
             fits=("open", "snoozed"),
             needs_note=True,
-            undo="requeue",
+            undo="reopen",
         ),
         Action(
             name="discard",
@@ -138,7 +146,17 @@ DEAD_LETTERS: Final = Kind(
             fits=("open", "snoozed"),
             needs_note=True,
             harsh=True,
-            undo="requeue",
+            undo="reopen",
+        ),
+        Action(
+            name="reopen",
+            label="Reopen",
+            about="Take back a discard or a resolve: dead letters are open again, and nothing runs. "
+            "A key that went on without its message does not wait again.",
+            past="reopened",
+            done="is open again",
+            states=("discarded", "resolved"),
+            fits=("discarded", "resolved"),
         ),
     ),
     text=("reason", "reason"),
@@ -146,6 +164,7 @@ DEAD_LETTERS: Final = Kind(
     unknown=lambda id: UnknownIncident(f"there is no dead letter {id}", hint="relay dlq list --all"),
     body="original",
     group="class",
+    began="recorded_at",
     grouped=("open",),
     fits=lambda context: bool(context.subscriptions),
 )

@@ -7,7 +7,7 @@ from typing import Final
 from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOperations
 from relay.domain.errors import NotPublishable
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, since, until
+from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, KEY, PAYLOAD, since, until
 
 EVENTS: Final = Kind(
     path="events",
@@ -23,9 +23,10 @@ EVENTS: Final = Kind(
     store=PostgresOutboxOperations,
     filter=EventFilter,
     id=str,
-    states=("waiting", "failing", "dead", "published"),
-    usual=("waiting", "failing", "dead", "published"),
+    states=("waiting", "delayed", "failing", "dead", "published", "discarded"),
+    usual=("waiting", "delayed", "failing", "dead", "published", "discarded"),
     urgent=("dead", "failing"),
+    aged="occurred_at",
     order="seq",
     filters=(
         EVENT_TYPE,
@@ -35,6 +36,7 @@ EVENTS: Final = Kind(
             meaning="Only this aggregate",
             option="aggregate",
             how="TYPE:ID, or TYPE",
+            words=("aggregate",),
         ),
         Filter(
             name="aggregate_id",
@@ -42,7 +44,10 @@ EVENTS: Final = Kind(
             meaning="Only aggregates of this id",
             option=None,
             rest_of="aggregate_type",
+            words=("id",),
         ),
+        KEY,
+        PAYLOAD,
         CORRELATION,
         since("that happened"),
         until("that happened"),
@@ -52,7 +57,7 @@ EVENTS: Final = Kind(
         Column(name="id", label="Id", show="row"),
         Column(name="status", label="State", show="state", on_page=False),
         Column(name="event_type", label="Type", show="filter", beside="event_version", on_page=False),
-        Column(name="event_version", label="Version", on_page=False),
+        Column(name="event_version", label="Version", holds="number", on_page=False),
         Column(name="seq", label="Sequence", show="number", on_page=False),
         Column(name="aggregate_type", label="About", beside="aggregate_id"),
         Column(name="aggregate_id", label="Aggregate id", on_page=False),
@@ -62,10 +67,12 @@ EVENTS: Final = Kind(
         Column(name="occurred_at", label="Occurred", show="time"),
         Column(name="published_at", label="Published", show="time"),
         Column(name="published_stream", label="In the stream", show="place", beside="published_seq"),
-        Column(name="published_seq", label="Sequence in the stream", on_page=False),
+        Column(name="published_seq", label="Sequence in the stream", holds="number", on_page=False),
         Column(name="dead_at", label="Given up", show="time"),
         Column(name="publish_attempts", label="Attempts", show="number", typed="attempts"),
-        Column(name="available_at", label="Next attempt", show="time", states=("waiting", "failing")),
+        Column(
+            name="available_at", label="Due", show="time", typed="due", states=("waiting", "delayed", "failing")
+        ),
         Column(name="generation", label="Generation", show="number", above=0),
         Column(name="error_code", label="Code", show="code", on_page=False),
         Column(name="publish_error", label="Error", show="reason", typed="error", on_page=False),
@@ -73,7 +80,7 @@ EVENTS: Final = Kind(
     ),
     table=(
         *("id", "status", "occurred_at", "error_code", "publish_attempts", "event_type", "partition_key"),
-        "publish_error",
+        *("available_at", "publish_error"),
     ),
     listed=(
         "status",
@@ -81,6 +88,7 @@ EVENTS: Final = Kind(
         "id",
         "aggregate_type",
         Column(name="occurred_at", label="When", show="time"),
+        Column(name="published_at", label="Next or ended", show="time", instead=("dead_at", "available_at")),
         "publish_attempts",
         Column(name="publish_error", label="Stream or error", show="outcome", instead=("published_stream",)),
     ),
@@ -107,10 +115,32 @@ EVENTS: Final = Kind(
             fits=("published",),
             narrowed=True,
         ),
+        Action(
+            name="discard",
+            label="Discard",
+            about="Give events up that are not published. Later events of their keys go on; `reopen` undoes it.",
+            past="discarded",
+            done="is never published, unless it is reopened",
+            states=("waiting", "delayed", "failing", "dead"),
+            fits=("waiting", "delayed", "failing", "dead"),
+            needs_note=True,
+            harsh=True,
+            undo="reopen",
+        ),
+        Action(
+            name="reopen",
+            label="Reopen",
+            about="Publish discarded events after all, in the order of their keys.",
+            past="reopened",
+            done="will be published",
+            states=("discarded",),
+            fits=("discarded",),
+        ),
     ),
     text=("error", "publish_error"),
     trouble="Why it is not in the stream",
     settled=("published",),
     heading="event_type",
+    began="occurred_at",
     unknown=lambda id: NotPublishable(f"there is no event {id}", hint="relay outbox list"),
 )

@@ -7,7 +7,10 @@ from typing import Final
 from relay.adapters.postgres.inbox_operations import CURSOR, MessageFilter, PostgresMessageOperations
 from relay.domain.errors import UnknownMessage
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, SUBSCRIPTION, since, until
+from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, KEY, PAYLOAD, SUBSCRIPTION, since, until
+
+#: A message in these states is neither over nor in work. A filter finds those in work too: the answer names them.
+_OPEN: Final = ("waiting", "failing", "parked")
 
 MESSAGES: Final = Kind(
     path="inbox",
@@ -23,9 +26,10 @@ MESSAGES: Final = Kind(
     store=PostgresMessageOperations,
     filter=MessageFilter,
     id=str,
-    states=("waiting", "failing", "running", "parked", "dead", "processed"),
-    usual=("waiting", "failing", "running", "parked", "dead", "processed"),
-    urgent=("waiting", "failing", "running", "parked", "dead"),
+    states=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"),
+    usual=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"),
+    urgent=("waiting", "failing", "running", "parked", "held", "dead"),
+    aged="received_at",
     order="cursor",
     cursor=CURSOR,
     filters=(
@@ -35,6 +39,7 @@ MESSAGES: Final = Kind(
             meaning="Only this message id, of any subscription",
             form="id",
             option="message",
+            words=("id",),
         ),
         SUBSCRIPTION,
         Filter(
@@ -43,9 +48,11 @@ MESSAGES: Final = Kind(
             meaning="Only this subject",
             how="* and > as in NATS",
             hint="sea.event.>",
+            words=("subject",),
         ),
         EVENT_TYPE,
-        Filter(name="key", label="Key", meaning="Only this partition key", column="partition_key"),
+        KEY,
+        PAYLOAD,
         CORRELATION,
         since("received"),
         until("received"),
@@ -60,7 +67,7 @@ MESSAGES: Final = Kind(
         Column(name="subscription", label="Subscription"),
         Column(name="subject", label="Subject"),
         Column(name="stream", label="In the stream", show="place", beside="stream_seq"),
-        Column(name="stream_seq", label="Sequence in the stream", on_page=False),
+        Column(name="stream_seq", label="Sequence in the stream", holds="number", on_page=False),
         Column(name="partition_key", label="Key"),
         Column(name="attempts", label="Attempts", show="number"),
         Column(name="requeues", label="Requeued", show="number", above=0),
@@ -100,11 +107,53 @@ MESSAGES: Final = Kind(
             states=("failing",),
             fits=("failing",),
         ),
+        Action(
+            name="hold",
+            label="Hold",
+            about="Set messages aside: none is handled until you release it. Later ones of an ordered key wait.",
+            past="held",
+            done="waits until it is released",
+            states=(*_OPEN, "running"),
+            fits=(*_OPEN, "running"),
+            needs_note=True,
+            undo="release",
+        ),
+        Action(
+            name="release",
+            label="Release",
+            about="Let held messages go on, in the order of their keys. Their attempts so far stay counted.",
+            past="released",
+            done="is handled in its turn",
+            states=("held",),
+            fits=("held",),
+        ),
+        Action(
+            name="discard",
+            label="Discard",
+            about="Give messages up. No handler gets them, and their keys go on; `reopen` undoes it.",
+            past="discarded",
+            done="is never handled, unless it is reopened",
+            states=(*_OPEN, "running", "held"),
+            fits=(*_OPEN, "running", "held"),
+            needs_note=True,
+            harsh=True,
+            undo="reopen",
+        ),
+        Action(
+            name="reopen",
+            label="Reopen",
+            about="Have discarded messages handled after all. In an ordered subscription each is next of its key.",
+            past="reopened",
+            done="is handled in its turn",
+            states=("discarded",),
+            fits=("discarded",),
+        ),
     ),
     text=("error", "last_error"),
     trouble="Its last error",
-    settled=("processed",),
+    settled=("processed", "discarded"),
     heading="event_type",
+    began="received_at",
     unknown=lambda id: UnknownMessage(f"there is no message {id}", hint="relay inbox list --all"),
     body="body",
     group="subscription",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
@@ -29,6 +29,13 @@ Show: TypeAlias = Literal[
 _LARGEST: Final = 2**63 - 1
 
 
+class Order(StrEnum):
+    """Which rows of a list come first. Pages follow an index from one of its ends; any other order reads all."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """What a list can be narrowed by, and an action be done to.
@@ -38,6 +45,7 @@ class Filter:
     ``meaning``: a sentence without its full stop. ``how``: how the command line takes it. ``column``: the field of
     the store's filter, if it has another name. ``label``, ``hint``, ``options``: of its field in the console.
     ``rest_of``: the filter in whose option this one follows a colon. ``reasons``: its values are codes of reasons.
+    ``words``: its names in the line of a search; ``id`` for what a word alone may be.
     """
 
     name: str
@@ -52,12 +60,14 @@ class Filter:
     choices: type[Enum] | None = None
     rest_of: str = ""
     reasons: bool = False
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """A field of rows. ``label``: what people call it. ``typed``: its name on the command line, if it is another.
 
+    ``meaning``: what programs read of it, if not the label. ``holds``: what JSON has, if ``show`` does not say it.
     ``beside``: a field that is shown with it. ``instead``: fields that are shown where it is empty. ``states``:
     those of which the page of a row shows it. ``above``: that page shows it if it is greater. ``on_page`` False:
     that page shows it at a place of its own. ``in_lists`` False: only that page has it.
@@ -67,6 +77,8 @@ class Column:
     label: str
     show: Show = "text"
     typed: str = ""
+    meaning: str = ""
+    holds: Literal["", "number", "list"] = ""
     beside: str = ""
     instead: Sequence[str] = ()
     states: Sequence[str] = ()
@@ -76,6 +88,8 @@ class Column:
 
     def value(self, row: Mapping[str, Any]) -> Any:
         """What a cell shows of a row."""
+        if self.states and row["status"] not in self.states:
+            return None
         return next((row[it] for it in (self.name, *self.instead) if row[it] is not None), None)
 
 
@@ -198,6 +212,7 @@ class Kind(Listing):
     ``trouble``, but not in the states ``settled``. ``heading``: the column that a row's page has as its
     heading; else the word and the id. ``body``: the column of the payload, of bytes if it is not ``payload``.
     ``group``, ``grouped``: the column by which rows of these states are counted, beside their reason.
+    ``began``: the column of the time that ``since`` bounds. ``aged``: the column that says since when a row waits.
     ``unknown``: the error for an id that no row has. ``fits``: whether a context may have any.
     """
 
@@ -219,11 +234,13 @@ class Kind(Listing):
     text: tuple[str, str]
     unknown: Callable[[str], RelayError]
     trouble: str
+    began: str
     settled: Sequence[str] = ()
     heading: str = ""
     body: str = "payload"
     group: str = ""
     grouped: Sequence[str] = ()
+    aged: str = ""
     fits: Callable[[ContextSettings], bool] = lambda _: True
 
     @property

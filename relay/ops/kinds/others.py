@@ -56,7 +56,7 @@ JOBS: Final = Listing(
             label="Run now",
             about="Run a job now, outside its schedule. The scheduler that leads begins it at once.",
             past="run",
-            done="It will run within seconds.",
+            done="How it went is on the page of its runs.",
         ),
         Action(
             name="pause",
@@ -76,7 +76,105 @@ JOBS: Final = Listing(
         ),
     ),
 )
-#: In the console it has no actions and no page of a row.
+REPLAYS: Final = Listing(
+    path="replays",
+    command="inbox",
+    title="Replays",
+    one="replay",
+    many="replays",
+    listing="Replays of old messages into one inbox, the newest first, and how far each has come.",
+    columns=(
+        Column(name="id", label="No.", show="number"),
+        Column(name="state", label="State", show="state"),
+        Column(name="subscription", label="Subscription"),
+        Column(name="added", label="New", show="number"),
+        Column(name="repeated", label="Again", show="number"),
+        Column(name="skipped", label="Skipped", show="number"),
+        Column(name="source", label="Reads"),
+        Column(name="position", label="At", show="number"),
+        Column(name="last_position", label="Of", show="number", typed="of"),
+        Column(name="asked_at", label="Asked", show="time", typed="asked"),
+        Column(name="actor", label="Who", typed="who"),
+        Column(name="error", label="Error"),
+    ),
+    table=(
+        *("id", "state", "subscription", "added", "repeated", "skipped", "source", "position", "last_position"),
+        *("asked_at", "actor", "error"),
+    ),
+    actions=(
+        Action(
+            name="start",
+            label="Replay",
+            about="Put old messages of the stream, the outbox and the archive into the inbox of one subscription. "
+            "Workers do it, and no other subscription sees them.",
+            past="started",
+            done="Workers begin within seconds.",
+        ),
+        Action(
+            name="stop",
+            label="Stop",
+            about="Stop a replay. What it has put into the inbox stays there.",
+            past="stopped",
+            done="It stops with its next step.",
+        ),
+    ),
+)
+#: Pauses and limits at run time. Every action is repeatable, and has one that takes it back.
+CONTROLS: Final = Listing(
+    path="controls",
+    command="controls",
+    title="Pauses and limits",
+    one="pause or limit",
+    many="pauses and limits",
+    listing="List what is paused or limited now: until when, by whom, and why.",
+    columns=(
+        Column(name="what", label="What"),
+        Column(name="name", label="Name"),
+        Column(name="act", label="Act"),
+        Column(name="limit", label="Limit"),
+        Column(name="former", label="Limit before"),
+        Column(name="until", label="Until", show="time"),
+        Column(name="since", label="Since", show="time"),
+        Column(name="by", label="By"),
+        Column(name="reason", label="Why", show="reason"),
+    ),
+    table=("what", "name", "act", "limit", "until", "by", "since", "former", "reason"),
+    actions=(
+        Action(
+            name="pause",
+            label="Pause",
+            about="Pause a subscription, a type or queue of tasks, a type of events, or all publishing of a "
+            "context: nothing of it begins from now on. What runs ends, nothing is lost, and no attempt is spent.",
+            past="paused",
+            done="It rests.",
+            undo="resume",
+        ),
+        Action(
+            name="resume",
+            label="Resume",
+            about="Let go on what is paused. What has waited begins within seconds, in its order.",
+            past="resumed",
+            done="It goes on.",
+            undo="pause",
+        ),
+        Action(
+            name="limit",
+            label="Limit",
+            about="Limit how much of a subscription or of a type of tasks runs at once, and how much begins in a "
+            "time, in the whole fleet. Without a number the limit is lifted.",
+            past="limited",
+            done="The limit holds.",
+            undo="restore",
+        ),
+        Action(
+            name="restore",
+            label="Undo the limit",
+            about="Put the limit back that was there before the last change.",
+            past="restored",
+            done="The limit before holds again.",
+        ),
+    ),
+)
 AUDIT: Final = Listing(
     path="audit",
     command="audit",
@@ -89,6 +187,7 @@ AUDIT: Final = Listing(
         Filter(name="action", label="Action", meaning="What was done", hint="dlq.requeue"),
         Filter(name="id", label="Row", meaning="The id of a row to which it was done", form="text"),
         Filter(name="since", label="Since", meaning="Only entries since", form="time", how="90m, or a time"),
+        Filter(name="until", label="Until", meaning="Only entries before", form="time", how="90m, or a time"),
     ),
     columns=(
         Column(name="id", label="No.", show="number"),
@@ -96,11 +195,19 @@ AUDIT: Final = Listing(
         Column(name="actor", label="Who", typed="who"),
         Column(name="action", label="Action", show="code"),
         Column(name="count", label="Rows", show="number", typed="rows"),
-        Column(name="ids", label="Which", typed="which"),
+        Column(name="ids", label="Which", holds="list", typed="which"),
         Column(name="note", label="Why", typed="why"),
     ),
-    table=("at", "actor", "action", "count", "ids", "note"),
-    actions=(),
+    table=("id", "at", "actor", "action", "count", "ids", "note"),
+    actions=(
+        Action(
+            name="undo",
+            label="Undo",
+            about="Take back an act, for all of its rows that no later act has changed. Nothing runs. "
+            "A discard, resolve, snooze or cancel can be undone.",
+            past="undone",
+        ),
+    ),
 )
 #: Its columns are those of a batch, its filters those of the rows in the files.
 ARCHIVED: Final = Listing(
@@ -181,7 +288,7 @@ DEAD_JOBS: Final = Listing(
         Column(name="share", label="Share"),
         Column(name="created_at", label="Made", show="time"),
         Column(name="at", label="Died", show="time"),
-        Column(name="args", label="About", show="code"),
+        Column(name="args", label="About", show="code", holds="list"),
     ),
     table=("id", "at", "actor", "share", "created_at", "args"),
     actions=(
@@ -200,4 +307,4 @@ DEAD_JOBS: Final = Listing(
         ),
     ),
 )
-OTHERS: Final = {it.path: it for it in (PARKED, JOBS, ARCHIVED, DEAD_JOBS)}
+OTHERS: Final = {it.path: it for it in (PARKED, JOBS, CONTROLS, ARCHIVED, DEAD_JOBS)}

@@ -11,13 +11,36 @@ _CODES: Final = (
 )
 _HINT: Final = "a code or a part of the text"
 
-EVENT_TYPE: Final = Filter(name="event_type", label="Type", meaning="Only this type")
-SUBSCRIPTION: Final = Filter(name="subscription", label="Subscription", meaning="Only this subscription")
-CORRELATION: Final = Filter(
-    name="correlation_id", label="Correlation", meaning="Only this correlation id", form="id", option="correlation"
+EVENT_TYPE: Final = Filter(
+    name="event_type", label="Type", meaning="Only this type, or those that begin so: order_*", words=("type",)
 )
-ERROR: Final = Filter(name="error", label="Error", meaning=_CODES, hint=_HINT, reasons=True)
-REASON: Final = Filter(name="reason", label="Reason", meaning=_CODES, hint=_HINT, reasons=True)
+SUBSCRIPTION: Final = Filter(
+    name="subscription", label="Subscription", meaning="Only this subscription", words=("subscription",)
+)
+KEY: Final = Filter(
+    name="key", label="Key", meaning="Only this partition key", column="partition_key", words=("key", "id")
+)
+CORRELATION: Final = Filter(
+    name="correlation_id",
+    label="Correlation",
+    meaning="Only this correlation id",
+    form="id",
+    option="correlation",
+    words=("correlation", "id"),
+)
+ERROR: Final = Filter(
+    name="error", label="Error", meaning=_CODES, hint=_HINT, reasons=True, words=("reason", "error")
+)
+REASON: Final = Filter(
+    name="reason", label="Reason", meaning=_CODES, hint=_HINT, reasons=True, words=("reason", "error")
+)
+PAYLOAD: Final = Filter(
+    name="payload",
+    label="Payload",
+    meaning="Only payloads with this value",
+    how="PATH=VALUE, such as order.id=47",
+    hint="order.id=47",
+)
 #: The last columns of every kind: what the row belongs to, and what caused it.
 CHAIN: Final = (
     Column(name="correlation_id", label="Correlation", show="life"),
@@ -31,6 +54,7 @@ def since(which: str) -> Filter:
         name="since",
         label="Since",
         form="time",
+        words=("since",),
         meaning=f"Only those {which} since",
         how="90m, 2d, or a time",
         options=("15m", "1h", "6h", "1d", "7d"),
@@ -43,6 +67,7 @@ def until(which: str) -> Filter:
         name="until",
         label="Until",
         form="time",
+        words=("until",),
         meaning=f"Only those {which} before",
         how="90m, 2d, or a time",
         options=("15m", "1h", "6h", "1d", "7d"),

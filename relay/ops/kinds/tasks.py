@@ -27,10 +27,13 @@ TASKS: Final = Kind(
     states=("pending", "delivered", "running", "completed", "failed", "cancelled"),
     usual=("pending", "delivered", "running", "completed", "failed", "cancelled"),
     urgent=("pending", "delivered", "running", "failed"),
+    aged="created_at",
     order="seq",
     filters=(
-        Filter(name="type", label="Type", meaning="Only this type"),
-        Filter(name="queue", label="Queue", meaning="Only this queue"),
+        Filter(
+            name="type", label="Type", meaning="Only this type, or those that begin so: mail_*", words=("type",)
+        ),
+        Filter(name="queue", label="Queue", meaning="Only this queue", words=("queue",)),
         CORRELATION,
         since("scheduled"),
         ERROR,
@@ -87,11 +90,21 @@ TASKS: Final = Kind(
             states=("pending", "delivered"),
             fits=("pending", "delivered"),
             harsh=True,
-            undo="retry",
+            undo="reopen",
+        ),
+        Action(
+            name="reopen",
+            label="Reopen",
+            about="Take back a cancel: tasks wait again, with their time and the attempts that they had.",
+            past="reopened",
+            done="waits again",
+            states=("cancelled",),
+            fits=("cancelled",),
         ),
     ),
     text=("error", "last_error"),
     trouble="Its last error",
     heading="type",
+    began="created_at",
     unknown=lambda id: UnknownTask(f"there is no task {id}", hint="relay tasks list --all"),
 )

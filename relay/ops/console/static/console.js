@@ -22,52 +22,146 @@
     });
   }
 
-  // --- refresh: every few seconds, unless paused, hidden, or in the middle of something ---
+  // --- refresh: every few seconds, unless paused or hidden, or while somebody writes or drags ---
+  const EVERY = 5000;
   const pause = byId("pause");
   const updated = byId("updated");
-  const live = () => document.querySelector("[hx-trigger*=' from:body']");
+  const band = byId("band");
+  const live = () => document.querySelector("#live[hx-trigger]");
   const paused = () => localStorage.getItem("paused") === "yes";
-  const selected = () => document.querySelectorAll("tbody input[name]:checked");
-  const busy = () => selected().length > 0 || document.activeElement?.closest("#live") !== null;
+  const chosen = (name) => document.querySelectorAll(`tbody input[name=${name || "ids"}]:checked`);
+  const writing = () => document.activeElement?.matches("#live :is(select, textarea, input:not([type=checkbox]))");
+  let pressed = false;
+  addEventListener("pointerdown", () => { pressed = true; });
+  for (const end of ["pointerup", "pointercancel", "blur"]) addEventListener(end, () => { pressed = false; });
+  const busy = () => pressed || writing();
+  let saying = 0;
+  // What is said once goes after a while.
   const say = (text, wrong) => {
     if (!updated) return;
+    clearTimeout(saying);
     updated.textContent = text;
     updated.classList.toggle("wrong", Boolean(wrong));
+    if (text) saying = setTimeout(() => say(""), 4000);
   };
-  const showPause = () => {
-    if (!pause) return;
-    pause.setAttribute("aria-pressed", String(paused()));
-    pause.querySelector(".text").textContent = paused() ? "Paused" : "Live";
+
+  // --- the age of what is shown, by the clock of the server ---
+  const ahead = Date.parse(root.dataset.now) - Date.now() || 0;
+  const now = () => Date.now() + ahead;
+  const words = (seconds) => {
+    const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([it]) => seconds >= it) || [1, "s"];
+    return `${Math.round(seconds / size)} ${unit}`;
+  };
+  const tell = () => {
+    for (const it of document.querySelectorAll("time[data-ago]")) {
+      const seconds = Math.round((now() - Date.parse(it.dateTime)) / 1000);
+      const text = seconds === 0 ? "now" : seconds > 0 ? `${words(seconds)} ago` : `in ${words(-seconds)}`;
+      if (it.textContent !== text) it.textContent = text;
+    }
+  };
+  let why = "";
+  let failed = 0;
+  const showLive = () => {
+    const shown = live();
+    const at = Date.parse(shown?.dataset.at);
+    const age = at ? Math.max(0, Math.round((now() - at) / 1000)) : 0;
+    const every = (Number(shown?.dataset.every) || EVERY / 1000) * 1000;
+    const old = Boolean(at) && (failed > 0 || (!paused() && age * 1000 > every + 2 * EVERY));
+    if (pause && shown) {
+      pause.setAttribute("aria-pressed", String(paused()));
+      pause.classList.toggle("stopped", old && !paused());
+      const text = paused() ? `Paused: ${words(age)} old` : old ? "Not live" : "Live";
+      const label = pause.querySelector(".text");
+      if (label.textContent !== text) label.textContent = text;
+    }
+    if (!band || !shown) return;
+    band.hidden = !old;
+    if (!old) { band.textContent = ""; return; }
+    const clock = new Date(at).toISOString().slice(11, 19);
+    band.textContent = `Data of ${clock} UTC, ${words(age)} old. ${why || "No answer yet; trying again."}`;
   };
   pause?.addEventListener("click", () => {
     localStorage.setItem("paused", paused() ? "no" : "yes");
-    showPause();
+    showLive();
   });
-  showPause();
   if (pause && !live()) pause.hidden = true;
   let beats = 0;
-  setInterval(() => {
+  const beat = () => {
     if (!live() || paused() || document.hidden || busy()) return;
     beats += 1;
     document.body.dispatchEvent(new CustomEvent("refresh"));
     if (beats % 6 === 0) document.body.dispatchEvent(new CustomEvent("slow"));
-  }, 5000);
-  document.body.addEventListener("htmx:response:error", () => say("The last refresh failed; trying again.", true));
-  document.body.addEventListener("htmx:error", () => say("No answer; trying again.", true));
-  // A refresh that was asked for before somebody began to select must not move the rows under their hand.
+  };
+  setInterval(beat, EVERY);
+  document.addEventListener("visibilitychange", beat);
+  setInterval(() => { tell(); showLive(); }, 1000);
+  const ours = (event) => event.target === live() || event.detail?.ctx?.sourceElement === live();
+  const answered = (event) => event.detail?.ctx?.response?.status ?? 0;
+  // What the page of an error says.
+  const reason = (event) => {
+    const page = new DOMParser().parseFromString(event.detail?.ctx?.text ?? "", "text/html");
+    const said = page.querySelector(".trouble p")?.textContent ?? "";
+    return `${said ? `${said}. ` : ""}The last refresh failed (${answered(event) || "no answer"}); trying again.`;
+  };
+  const miss = (text) => { failed += 1; why = text; showLive(); };
+  document.body.addEventListener("htmx:response:error", (event) => { if (ours(event)) miss(reason(event)); });
+  document.body.addEventListener("htmx:error", (event) => { if (ours(event)) miss("No answer; trying again."); });
+
+  // Ticked rows stay ticked by their ids, whatever comes above them. What has gone is said.
+  let ticked = [];
+  let were = [];
+  let held = null;
   document.body.addEventListener("htmx:before:swap", (event) => {
-    if (event.target.id === "live" && busy()) event.preventDefault();
+    if (event.target.id !== "live") return;
+    if (busy()) { event.preventDefault(); return; }
+    ticked = [...chosen()].map((it) => it.value);
+    were = [...document.querySelectorAll("tbody input[name=ids]")].map((it) => it.value);
+    const focused = document.activeElement?.closest("#live") ? document.activeElement : null;
+    held = focused && { row: focused.closest("[id^=row-]")?.id, label: focused.getAttribute("aria-label"), was: focused };
   });
-  document.body.addEventListener("htmx:after:swap", () => { say(""); count(); });
+  // Whether newer rows have pushed a row to the next page: then it stood below what is now the last row.
+  const pushedOff = (id, here) => {
+    if (!document.querySelector(".pager [rel=next]")) return false;
+    const end = were.indexOf(here.at(-1));
+    return end < 0 ? !here.some((it) => were.includes(it)) : were.indexOf(id) > end;
+  };
+  document.body.addEventListener("htmx:after:swap", (event) => {
+    if (answered(event) >= 400) return;
+    if (ours(event) || event.target.id === "live") { failed = 0; why = ""; }
+    const boxes = new Map([...document.querySelectorAll("tbody input[name=ids]")].map((it) => [it.value, it]));
+    for (const [id, box] of boxes) box.checked = ticked.includes(id);
+    const gone = ticked.filter((id) => !boxes.has(id) && !pushedOff(id, [...boxes.keys()]));
+    if (gone.length) {
+      say(`${gone.length} of ${ticked.length} selected rows ${gone.length > 1 ? "are" : "is"} not on this page any more.`, true);
+      document.body.dispatchEvent(new CustomEvent("gone", { detail: gone }));
+    }
+    if (held?.row && !held.was.isConnected) {
+      [...(byId(held.row)?.querySelectorAll("[aria-label]") ?? [])]
+        .find((it) => it.getAttribute("aria-label") === held.label)?.focus();
+    }
+    held = null;
+    tell();
+    showLive();
+    count();
+  });
+
+  // --- the page of an error comes back by itself ---
+  if (document.querySelector("[data-retry]")) {
+    setInterval(async () => {
+      if (document.hidden) return;
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+      if (answer && answer.status < 500) location.reload();
+    }, EVERY);
+  }
 
   // --- the strip of pages of a narrow screen begins where we are ---
   const strip = document.querySelector("nav");
-  const chosen = strip?.querySelector("[aria-current]");
-  if (chosen) strip.scrollLeft = chosen.offsetLeft - strip.clientWidth / 2 + chosen.offsetWidth / 2;
+  const here = strip?.querySelector("[aria-current]");
+  if (here) strip.scrollLeft = here.offsetLeft - strip.clientWidth / 2 + here.offsetWidth / 2;
 
   // --- selecting ---
   const count = () => {
-    const many = selected().length;
+    const many = chosen().length;
     const all = document.querySelectorAll("tbody input[name=ids]").length;
     for (const button of document.querySelectorAll("[data-selected]")) button.disabled = many === 0;
     const label = byId("selected");
@@ -95,6 +189,8 @@
     count();
   });
   count();
+  tell();
+  showLive();
 
   // --- an action is sent once, however often somebody presses while the answer is on its way ---
   document.addEventListener("submit", (event) => {

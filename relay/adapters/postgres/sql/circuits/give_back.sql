@@ -12,6 +12,7 @@ WHERE i.message_id = lost.message_id
       FROM inbox_messages
       WHERE message_id = ANY (%(ids)s::uuid[])
         AND num_nonnulls(processed_at, dead_lettered_at, dead_letter_reason) = 0
+        AND next_attempt_at IS DISTINCT FROM 'infinity'
       FOR NO KEY UPDATE
 --+ not_locked
   )

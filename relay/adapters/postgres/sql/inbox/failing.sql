@@ -10,7 +10,7 @@ FROM (
         SELECT subscription, received_at, last_error, dead_letter_reason
         FROM inbox_messages
         WHERE num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL
-          AND dead_lettered_at IS NULL
+          AND dead_lettered_at IS NULL AND next_attempt_at IS DISTINCT FROM 'infinity'
         ORDER BY received_at
         LIMIT %(counted)s) AS first
     GROUP BY subscription) AS failing

@@ -8,5 +8,5 @@ UPDATE inbox_messages
 SET enqueued_at = 'epoch'
 WHERE subscription = %(subscription)s
   AND order_key IS NOT NULL AND processed_at IS NULL AND NOT stepped_over
-  AND dead_lettered_at IS NULL
+  AND dead_lettered_at IS NULL AND next_attempt_at IS DISTINCT FROM 'infinity'
   AND (enqueued_at IS NULL OR enqueued_at = 'infinity')

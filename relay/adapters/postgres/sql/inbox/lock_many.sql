@@ -1,8 +1,10 @@
 -- Lock messages for an operator's action. This waits for a worker that settles them.
 SELECT message_id,
-       CASE WHEN processed_at IS NOT NULL THEN 'processed'
+       CASE WHEN processed_at IS NOT NULL
+                 THEN CASE WHEN dead_letter_class = 'discarded' THEN 'discarded' ELSE 'processed' END
             WHEN dead_lettered_at IS NOT NULL THEN 'dead'
             WHEN claimed_until >= clock_timestamp() THEN 'running'
+            WHEN next_attempt_at = 'infinity' THEN 'held'
             WHEN enqueued_at = 'infinity' THEN 'parked'
             WHEN num_nonnulls(last_error, dead_letter_reason) > 0 THEN 'failing'
             ELSE 'waiting' END AS status,

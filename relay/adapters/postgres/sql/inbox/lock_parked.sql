@@ -9,5 +9,6 @@ FROM parked_keys AS p
 LEFT JOIN inbox_messages AS i ON i.message_id = p.message_id
 WHERE (%(keys)s::text[] IS NULL OR p.order_key = ANY (%(keys)s::text[]))
   AND (%(subscription)s::text IS NULL OR p.subscription = %(subscription)s)
+  AND (%(counted)s::text[] IS NULL OR p.subscription || '/' || p.order_key = ANY (%(counted)s::text[]))
 ORDER BY p.parked_at, p.subscription, p.order_key
 FOR UPDATE OF p

@@ -11,7 +11,10 @@ WITH ours AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED)
 UPDATE inbox_messages AS i
 SET processed_at = greatest(clock_timestamp(), received_at), claim_token = NULL, claimed_until = NULL,
-    next_attempt_at = NULL
+    next_attempt_at = NULL,
+    attempt_log = CASE WHEN i.attempts > 1 THEN relay_noted(i.attempt_log, jsonb_build_object(
+        'n', i.attempts, 'round', i.requeues, 'at', clock_timestamp(), 'claim', i.claim_token, 'outcome', 'processed'))
+        ELSE i.attempt_log END
 FROM ours
 WHERE i.message_id = ours.message_id
 RETURNING i.message_id

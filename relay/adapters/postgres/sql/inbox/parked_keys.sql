@@ -7,5 +7,6 @@ SELECT p.subscription, p.order_key AS key, p.parked_at AS since, p.message_id AS
           AND i.order_key IS NOT NULL AND i.processed_at IS NULL AND NOT i.stepped_over
           AND i.dead_lettered_at IS NULL) AS waiting
 FROM parked_keys AS p
+WHERE %(subscription)s::text IS NULL OR p.subscription = %(subscription)s
 ORDER BY p.parked_at, p.subscription, p.order_key
 LIMIT %(limit)s OFFSET %(offset)s

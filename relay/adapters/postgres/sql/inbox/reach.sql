@@ -40,7 +40,7 @@ SELECT 'failing',
         OFFSET %(window)s
         LIMIT 1),
        NULL
-WHERE NOT %(mixed)s::boolean AND %(statuses)s::text[] && '{waiting,failing,running,parked}'
+WHERE NOT %(mixed)s::boolean AND %(statuses)s::text[] && '{waiting,failing,running,parked,held}'
 UNION ALL
 SELECT 'dead',
        (SELECT dead_lettered_at

@@ -9,4 +9,4 @@ SET enqueued_at = NULL
 FROM released AS r
 WHERE i.subscription = r.subscription AND i.order_key = r.order_key
   AND relay_holds_key(i.order_key, i.processed_at, i.stepped_over)
-  AND i.enqueued_at = 'infinity'
+  AND i.enqueued_at = 'infinity' AND i.next_attempt_at IS DISTINCT FROM 'infinity'

@@ -3,6 +3,7 @@
 SELECT id, event_type, event_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, originals,
        partition_key, publish_attempts, publish_error, available_at, dead_at, published_at, published_stream,
        published_seq, generation,
+       relay_attempts_in_short(attempt_log) AS attempt_log,
        left(coalesce(nullif(headers ->> 'traceparent', ''), headers ->> 'Traceparent'), 200) AS traceparent
 FROM outbox_events
 WHERE id IN (

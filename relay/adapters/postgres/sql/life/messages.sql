@@ -1,7 +1,8 @@
 -- Messages by their ids, correlations or places in a stream.
 SELECT message_id, source_id, subscription, subject, stream, stream_seq, event_type, event_version, received_at, attempts,
        processed_at, last_error, next_attempt_at, claimed_until >= now() AS running, dead_letter_reason,
-       dead_letter_class, dead_lettered_at, requeues, correlation_id, causation_id, originals,
+       dead_letter_class, dead_lettered_at, requeues,
+       relay_attempts_in_short(attempt_log) AS attempt_log, claim_token, correlation_id, causation_id, originals,
        left(coalesce(nullif(headers ->> 'traceparent', ''), headers ->> 'Traceparent'), 200) AS traceparent
 FROM inbox_messages
 WHERE message_id IN (

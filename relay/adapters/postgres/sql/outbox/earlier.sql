@@ -1,5 +1,5 @@
 -- Why an event was not claimed: whether it is published, and the first earlier event of its key that it waits for.
-SELECT e.published_at IS NOT NULL, (
+SELECT e.published_at IS NOT NULL AND e.dead_at IS NULL, (
     SELECT coalesce(earlier.originals ->> 'id', earlier.id::text)
     FROM outbox_events AS earlier
     WHERE e.partition_key <> ''

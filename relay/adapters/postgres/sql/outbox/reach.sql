@@ -1,7 +1,18 @@
 -- Where a short look at events ends, in each order in which `events.sql` reads them; nothing where it sees all. It sees
 -- so many rows from the newest on. With `until` it begins there, and goes both ways: an event that occurred before may
--- be published after. Without a filter, a look at waiting events passes over failed ones only. If these are few, it has
--- no end: to find one, it would read the index of unpublished events twice, with all that an old snapshot keeps there.
+-- be published after. Without a filter, a look at waiting events passes over failed and delayed ones only, and a look at
+-- delayed ones over failed ones. If these are few, it has no end: to find one, it would read its index twice, with all
+-- that an old snapshot keeps there.
+WITH passed AS (
+    SELECT coalesce(%(event_type)s::text, %(aggregate_type)s, %(aggregate_id)s, %(partition_key)s,
+                    %(payload_value)s) IS NOT NULL
+           OR (SELECT count(*)
+               FROM (SELECT
+                     FROM outbox_events
+                     WHERE published_at IS NULL AND publish_attempts > 0
+                     ORDER BY hashtext(partition_key), seq
+                     LIMIT %(window)s) AS failed) = %(window)s AS many
+)
 SELECT 'published' AS read_in,
        (SELECT published_at
         FROM outbox_events
@@ -30,13 +41,23 @@ SELECT 'waiting',
         LIMIT 1),
        NULL
 WHERE 'waiting' = ANY (%(statuses)s::text[]) AND %(error)s::text IS NULL
-  AND (coalesce(%(event_type)s::text, %(aggregate_type)s, %(aggregate_id)s) IS NOT NULL
+  AND ((SELECT many FROM passed)
        OR (SELECT count(*)
            FROM (SELECT
                  FROM outbox_events
-                 WHERE published_at IS NULL AND publish_attempts > 0
-                 ORDER BY hashtext(partition_key), seq
-                 LIMIT %(window)s) AS failed) = %(window)s)
+                 WHERE published_at IS NULL AND dead_at IS NULL AND available_at > now()
+                 ORDER BY available_at
+                 LIMIT %(window)s) AS later) = %(window)s)
+UNION ALL
+SELECT 'delayed',
+       NULL,
+       (SELECT available_at
+        FROM outbox_events
+        WHERE published_at IS NULL AND dead_at IS NULL AND available_at > now()
+        ORDER BY available_at
+        OFFSET %(window)s
+        LIMIT 1)
+WHERE 'delayed' = ANY (%(statuses)s::text[]) AND %(error)s::text IS NULL AND (SELECT many FROM passed)
 UNION ALL
 SELECT 'dead',
        (SELECT dead_at

@@ -9,4 +9,4 @@ SET enqueued_at = NULL
 FROM released AS r
 WHERE i.subscription = r.subscription AND i.order_key = r.order_key
   AND i.order_key IS NOT NULL AND i.processed_at IS NULL AND NOT i.stepped_over
-  AND i.enqueued_at = 'infinity'
+  AND i.enqueued_at = 'infinity' AND i.next_attempt_at IS DISTINCT FROM 'infinity'

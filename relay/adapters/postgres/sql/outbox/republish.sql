@@ -4,6 +4,7 @@
 WITH lost AS (
     UPDATE outbox_events AS e
     SET published_at = NULL,
+        dead_at = NULL,
         published_stream = NULL,
         published_seq = NULL,
         published_duplicate = NULL,

@@ -8,6 +8,7 @@ WHERE (%(before)s::bigint IS NULL OR id < %(before)s)
   AND (%(actor)s::text IS NULL OR actor = %(actor)s)
   AND (%(action)s::text IS NULL OR action = %(action)s)
   AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
+  AND (%(until)s::timestamptz IS NULL OR at < %(until)s)
   AND (%(id)s::text IS NULL OR %(id)s = ANY (ids))
 ORDER BY id DESC
 LIMIT %(limit)s

@@ -10,7 +10,10 @@ WITH ours AS MATERIALIZED (
 ), done AS (
     UPDATE task_outbox AS task
     SET status = 'completed', finished_at = clock_timestamp(), claim_token = NULL, claimed_until = NULL,
-        next_attempt_at = NULL
+        next_attempt_at = NULL,
+        attempt_log = CASE WHEN task.attempts > 1 THEN relay_noted(task.attempt_log, jsonb_build_object(
+            'n', task.attempts, 'at', clock_timestamp(), 'claim', task.claim_token, 'outcome', 'completed'))
+            ELSE task.attempt_log END
     FROM ours
     WHERE task.id = ours.id
     RETURNING task.id, type

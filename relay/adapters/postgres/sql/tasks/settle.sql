@@ -6,7 +6,10 @@
 WITH done AS (
     UPDATE task_outbox
     SET status = 'completed', finished_at = clock_timestamp(), claim_token = NULL, claimed_until = NULL,
-        next_attempt_at = NULL
+        next_attempt_at = NULL,
+        attempt_log = CASE WHEN attempts > 1 THEN relay_noted(attempt_log, jsonb_build_object(
+            'n', attempts, 'at', clock_timestamp(), 'claim', claim_token, 'outcome', 'completed'))
+            ELSE attempt_log END
     WHERE id = %(id)s AND claim_token IS NOT DISTINCT FROM %(token)s
     RETURNING id, type
 ), noted AS (

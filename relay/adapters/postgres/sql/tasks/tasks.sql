@@ -1,10 +1,11 @@
 -- Tasks that match a filter, the newest first, and how many match in all, counted up to a limit. Each state is read by
 -- an index of its own. Of more waiting tasks than are counted, those that come first are found. A task ends after it
 -- was made: an hour is more than clocks differ. `reach.sql` says where a short look at finished ones ends.
+-- `from_oldest` turns it round.
 WITH matching AS NOT MATERIALIZED (
     SELECT id, seq, queue, priority, status, claimed_until, available_at, enqueued_at, finished_at
     FROM task_outbox
-    WHERE (%(type)s::text IS NULL OR type = %(type)s)
+    WHERE (%(type)s::text IS NULL OR type LIKE %(type)s)
       AND (%(queue)s::text IS NULL OR queue = %(queue)s)
       AND (%(correlation_id)s::uuid IS NULL OR correlation_id = %(correlation_id)s)
       AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
@@ -16,6 +17,7 @@ WITH matching AS NOT MATERIALIZED (
        AND status IN ('completed', 'cancelled') AND finished_at IS NOT NULL
        AND (%(since)s::timestamptz IS NULL OR finished_at >= %(since)s - interval '1 hour')
        AND (%(finished_since)s::timestamptz IS NULL OR finished_at >= %(finished_since)s)
+       AND (%(finished_until)s::timestamptz IS NULL OR finished_at <= %(finished_until)s)
      ORDER BY finished_at DESC
      LIMIT %(counted)s)
     UNION ALL
