@@ -6,7 +6,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from relay.settings import Settings, effective, load_settings
 from relay.settings.section import Section
@@ -15,7 +15,6 @@ from relay.settings.values import format_duration, format_size
 MEANINGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 #: Their keys are those of ``stream``.
 LIKE_STREAM = {"contexts.NAME.streams.NAME", "contexts.NAME.dlq"}
-NAMED = {"contexts", "subscriptions", "streams", "users"}
 #: All sections, with as little as they need.
 LEAST = """\
 [contexts.thename]
@@ -63,8 +62,9 @@ def sections(model: type[Section] = Settings, path: str = "") -> Iterator[tuple[
     """The tables of relay.toml, each with its model."""
     yield path, model
     for key, name in model.writable().items():
-        if (inner := section_of(model.model_fields[name].annotation)) is not None:
-            below = f"{path}.{key}".lstrip(".") + (".NAME" if key in NAMED else "")
+        annotation = model.model_fields[name].annotation
+        if (inner := section_of(annotation)) is not None:
+            below = f"{path}.{key}".lstrip(".") + (".NAME" if get_origin(annotation) is dict else "")
             yield from sections(inner, below)
 
 

@@ -63,6 +63,21 @@ takes the subject, here `SHOP_EVENTS`. Dead letters of a context are in the stre
 | `Relay-Actor-Id`, `Relay-Actor-Kind` | who caused it, if known: `HUMAN`, `AGENT` or `SYSTEM` |
 | `traceparent` | the trace, if there is one |
 """
+_PERSONAL: Final = """\
+## Personal values
+
+A [personal value](../how-to/personal-data.md) in a payload is an object with one member:
+
+```json
+{"relay:personal": {"v": 1, "context": "shop", "key": "5b0c6b0e-6f5b-4b8e-9d0a-2f6f6f1f7a11", "data": "…"}}
+```
+
+`data` is base64 of a nonce (12 bytes), the ciphertext and a tag (16 bytes), by AES-256-GCM. The plain text is the
+value's JSON. The additional data are five lines without an end: `relay:personal`, `1`, the context, the key's id, the
+place of the value as a JSON pointer such as `/address/street`. A key is wrapped in the same form by a master key; its
+lines are `relay:key`, `1`, the key's id, the name of the master key. Vectors: `tests/personal_values.json`.
+
+"""
 _FOREIGN: Final = """\
 ## Messages of other producers
 
@@ -85,7 +100,7 @@ at fault. Set `Nats-Msg-Id` in any case: without it a stream stores what is publ
 def page() -> str:
     """The whole page."""
     forms = [part for name, envelope in _FORMS.items() for part in _message(name, envelope)]
-    return "\n".join([_HEAD, *forms, *_call(), _FOREIGN])
+    return "\n".join([_HEAD, *forms, *_call(), _PERSONAL + _FOREIGN])
 
 
 def _message(name: str, envelope: Envelope) -> list[str]:

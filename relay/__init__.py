@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from relay.bus import RequestContext
     from relay.domain.actor import Actor
     from relay.domain.errors import InvalidEvent, Outage, RelayError
+    from relay.domain.personal import PersonalFields
     from relay.events import AGGREGATE, Event, command, event
     from relay.outbox import Outbox
 
@@ -20,6 +21,7 @@ __all__ = [
     "InvalidEvent",
     "Outage",
     "Outbox",
+    "PersonalFields",
     "RelayError",
     "RemoteQueries",
     "RequestContext",
@@ -35,6 +37,7 @@ _HOMES = {
     "InvalidEvent": "relay.domain.errors",
     "Outage": "relay.domain.errors",
     "Outbox": "relay.outbox",
+    "PersonalFields": "relay.domain.personal",
     "RelayError": "relay.domain.errors",
     "RemoteQueries": "relay.adapters.jetstream.query_client",
     "RequestContext": "relay.bus",

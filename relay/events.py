@@ -13,7 +13,7 @@ handler there does it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -36,6 +36,7 @@ from uuid_utils.compat import uuid7
 from relay.domain.errors import InvalidEvent, InvalidPayload
 from relay.domain.identity import Id
 from relay.domain.limits import encode_payload
+from relay.domain.personal import PersonalFields
 from relay.domain.subject import check_token, check_version, command_name, command_subject
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -66,7 +67,8 @@ class Event:
     ``partition_key``, by default the aggregate, keep their commit order; None means no order. ``stream``: the
     stream that must store the event; if another one has its subject, the event waits. It is not published before
     ``available_at``. Ids are UUIDs, or text of 1 to 200 printable bytes. Missing ids, correlation and actor are
-    filled in; the database fills in ``occurred_at``.
+    filled in; the database fills in ``occurred_at``. ``personal``: the fields that are encrypted with a key of
+    the person they are about.
     """
 
     event_type: str
@@ -83,13 +85,14 @@ class Event:
     headers: Mapping[str, str] = field(default_factory=dict)
     available_at: datetime | None = None
     stream: str | None = None
+    personal: PersonalFields | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
     """What a class is registered as. ``aggregate_id``: a field; None for a command about no aggregate.
 
-    ``topic``: the subject of a command; None for an event.
+    ``topic``: the subject of a command; None for an event. ``personal``: the fields that are encrypted.
     """
 
     event_type: str
@@ -97,6 +100,7 @@ class Registration:
     aggregate_type: str
     aggregate_id: str | None
     topic: str | None = None
+    personal: PersonalFields | None = None
 
     @property
     def command(self) -> str | None:
@@ -109,16 +113,36 @@ declared_commands: Final[set[tuple[str, int]]] = set()
 
 
 def event(
-    event_type: str, *, version: int = 1, aggregate_type: str, aggregate_id: str
+    event_type: str,
+    *,
+    version: int = 1,
+    aggregate_type: str,
+    aggregate_id: str,
+    subject: str | None = None,
+    personal: Sequence[str] = (),
 ) -> Callable[[type[Model]], type[Model]]:
     """Register a pydantic class as an event.
 
-    ``aggregate_id`` names the field that holds the aggregate's id. Raises InvalidEvent when the class
-    has no such field, and InvalidSubject when the name or version is not allowed in a subject.
+    ``aggregate_id`` names the field that holds the aggregate's id. ``personal`` names fields of the payload that
+    are encrypted with a key of the person they are about, such as ``email`` or ``address.*``, and ``subject`` the
+    field with that person's id. Raises InvalidEvent when the class has no such field, and InvalidSubject when the
+    name or version is not allowed in a subject.
     """
     check_token(event_type, "event_type")
     check_version(version)
-    return _register(Registration(event_type, version, aggregate_type, aggregate_id))
+    found = _personal(subject, personal)
+    return _register(Registration(event_type, version, aggregate_type, aggregate_id, personal=found))
+
+
+def _personal(subject: str | None, fields: Sequence[str]) -> PersonalFields | None:
+    if subject is None and not fields:
+        return None
+    if subject is None or not fields or isinstance(fields, str):
+        raise InvalidEvent(
+            "needs both: the field that names the person, and a list of the fields that are about this person",
+            field="personal",
+        )
+    return PersonalFields(subject, tuple(fields))
 
 
 def command(
@@ -143,10 +167,24 @@ def _register(registration: Registration) -> Callable[[type[Model]], type[Model]
         if name is not None and name not in model.model_fields:
             raise InvalidEvent(f"{model.__name__} has no field {name!r}", field="aggregate_id")
         _check_names(model, name)
+        if registration.personal is not None:
+            _check_personal(model, registration.personal)
         setattr(model, _ATTRIBUTE, registration)
         return model
 
     return register
+
+
+def _check_personal(model: type[BaseModel], personal: PersonalFields) -> None:
+    """Refuse fields that the class does not write: a misspelt one would stay plain. Raises InvalidEvent."""
+    if issubclass(model, RootModel):
+        raise InvalidEvent(f"{model.__name__} has no fields of its own", field="personal")
+    written = {it.serialization_alias or name for name, it in model.model_fields.items() if not it.exclude}
+    written |= {it.alias or name for name, it in model.model_computed_fields.items()}
+    for field_, names in (("subject", [personal.subject]), ("personal", personal.fields)):
+        for name in names:
+            if (first := name.partition(".")[0]) != "*" and first not in written:
+                raise InvalidEvent(f"{model.__name__} writes no field {first!r}", field=field_)
 
 
 def _check_names(model: type[BaseModel], aggregate_id: str | None) -> None:
@@ -291,6 +329,7 @@ def as_event(value: object) -> Event:
         aggregate_id="",
         payload=(payload := plain(value)),
         topic=registration.topic,
+        personal=registration.personal,
     )
     _prove(type(value), registration, payload)
     if registration.aggregate_id is None:

@@ -8,8 +8,10 @@ with Session(engine) as session, session.begin():
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, overload
 from uuid import UUID
@@ -21,7 +23,7 @@ from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
 from relay.bus.context import created
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor
-from relay.domain.errors import InvalidHeader, InvalidKey, UnknownContext
+from relay.domain.errors import ConfigurationError, InvalidHeader, InvalidKey, UnknownContext
 from relay.domain.identity import identified
 from relay.domain.limits import (
     DEFAULT_MAX_PAYLOAD_BYTES,
@@ -34,11 +36,12 @@ from relay.domain.limits import (
 )
 from relay.domain.model import OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
+from relay.domain.personal import OVERHEAD_BYTES, Masters, Personal, PersonalFields, encrypt, places
 from relay.domain.routing import Routing
 from relay.domain.subject import MAX_SUBJECT_CHARS, check_token
 from relay.domain.traceparent import TRACEPARENT, Trace, find
 from relay.events import AGGREGATE, Event, as_event, plain
-from relay.settings import declared_contexts, declared_topics
+from relay.settings import declared_contexts, declared_masters, declared_personal, declared_topics
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
 
@@ -75,6 +78,8 @@ class Outbox:
         self._schema = check_schema(schema)
         self._routing = Routing(context=context, streams={} if topics is None else {"": topics})
         self._max_payload = max_payload
+        self._personal = declared_personal(context)
+        self._masters: Masters | None = None
         # A payload shorter than this always fits: no character takes more bytes than _MAX_CHAR_BYTES.
         self._surely_fits = (max_payload - 2 * WIRE_RESERVE_BYTES - _MAX_OVERHEAD_BYTES) // _MAX_CHAR_BYTES
 
@@ -116,6 +121,9 @@ class Outbox:
             request.causation_id if event.causation_id is None else event.causation_id,
         )
         payload = encode_payload(plain(event.payload))
+        personal = event.personal
+        if self._personal and personal is None:
+            personal = self._personal.get(event.event_type)
         key = event.partition_key
         if key is AGGREGATE:
             key = default_key(event.aggregate_type, event.aggregate_id)
@@ -138,12 +146,30 @@ class Outbox:
             originals=originals,
             stream=event.stream,
             schema=self._schema,
+            personal=None if personal is None else self._encrypting(personal, payload),
         )
         row.check_not_future(datetime.now(UTC))
         self._check_size(row)
         return row
 
+    def _encrypting(self, fields: PersonalFields, payload: str) -> Personal | None:
+        """What encrypts the personal values of a payload; None if it has none. Raises ConfigurationError."""
+        content = json.loads(payload)
+        if not places(content, fields):
+            return None
+        subject = fields.subject_of(content)
+        self._masters = masters = self._masters or declared_masters()
+        if masters is None:
+            raise ConfigurationError(
+                "no master key wraps the keys of personal fields",
+                field="personal",
+                hint="declare [personal] with master and masters in relay.toml: docs/how-to/personal-data.md",
+            )
+        return Personal(self.context, subject, fields, masters)
+
     def _check_size(self, row: OutboxEvent) -> None:
+        if row.personal is not None:
+            row = replace(row, payload=_as_large(row.payload, row.personal), personal=None)
         if not row.headers and not row.originals and row.topic is None and len(row.payload) < self._surely_fits:
             return
         subject = self._routing.subject(row.event_type, row.event_version, row.topic)
@@ -156,6 +182,14 @@ class Outbox:
         # PostgreSQL writes small numbers in full: 1e-300 takes three hundred digits.
         zeros = sum(map(int, _SMALL_NUMBER.findall(row.payload)))
         check_size(len(row.payload.encode()) + zeros + around, self._max_payload)
+
+
+def _as_large(payload: str, personal: Personal) -> str:
+    """A payload of the size that it will have when it is encrypted."""
+    content = json.loads(payload)
+    nobody = UUID(int=0)
+    encrypt(places(content, personal.fields), personal.context, nobody, lambda it, _: it + bytes(OVERHEAD_BYTES))
+    return json.dumps(content)
 
 
 def _declared(context: str) -> Sequence[str] | None:

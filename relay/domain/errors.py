@@ -12,6 +12,9 @@
     │   ├── InvalidKey          INVALID_KEY
     │   ├── InvalidActor        INVALID_ACTOR
     │   └── InvalidTimestamp    INVALID_TIMESTAMP
+    ├── PersonalDamaged         PERSONAL_DAMAGED
+    ├── UnknownKey              UNKNOWN_KEY
+    ├── SubjectForgotten        SUBJECT_FORGOTTEN    (kept in dead letters, not raised)
     ├── InvalidTask             INVALID_TASK         (relay.domain.tasks, with UNKNOWN_TASK,
     │                                                 NOT_CANCELLABLE beside it)
     ├── UnknownControl          UNKNOWN_CONTROL      (relay.domain.controls)
@@ -73,6 +76,8 @@
         │   ├── TooSlow         TOO_SLOW
         │   └── LeaseOver       LEASE_OVER
         ├── QueueUnreachable    QUEUE_UNREACHABLE
+        ├── KeysUnreachable     KEYS_UNREACHABLE
+        ├── MasterKeyMissing    MASTER_KEY_MISSING
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
 
 Codes are part of the public interface: they do not change within a major version.
@@ -176,6 +181,24 @@ class InvalidTimestamp(InvalidEvent):
     """A time has no zone or is out of range."""
 
     code = "INVALID_TIMESTAMP"
+
+
+class PersonalDamaged(RelayError):
+    """An encrypted value, or a wrapped key, is not what was written."""
+
+    code = "PERSONAL_DAMAGED"
+
+
+class UnknownKey(RelayError):
+    """The context that has encrypted a value has no such key."""
+
+    code = "UNKNOWN_KEY"
+
+
+class SubjectForgotten(RelayError):
+    """A message is about a person who was forgotten, and its subscription takes no such messages."""
+
+    code = "SUBJECT_FORGOTTEN"
 
 
 class DuplicateMessage(RelayError):
@@ -493,3 +516,16 @@ class QueueUnreachable(Outage):
 
     code = "QUEUE_UNREACHABLE"
     server = "redis"
+
+
+class KeysUnreachable(Outage):
+    """No worker of the context that has encrypted a value answers for its keys."""
+
+    code = "KEYS_UNREACHABLE"
+    server = "nats"
+
+
+class MasterKeyMissing(Outage):
+    """A process lacks the master key that it needs, by its settings."""
+
+    code = "MASTER_KEY_MISSING"

@@ -15,6 +15,7 @@ from relay.domain.errors import FutureEvent, InvalidEvent, InvalidTimestamp
 from relay.domain.identity import Originals
 from relay.domain.limits import check_headers, check_key
 from relay.domain.ordering import UNORDERED
+from relay.domain.personal import Personal
 from relay.domain.subject import check_event_subject, check_stream, check_token, check_version
 
 #: The HTTP statuses that mean "done". Other statuses below 300 do not: 202 means "later", for example.
@@ -40,6 +41,7 @@ class OutboxEvent:
     ``occurred_at``: None means the time of the transaction.
     ``originals``: the texts of ids that are no UUIDs.
     ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
+    ``personal``: what encrypts fields of it before the row is written; None if nothing does.
 
     Raises InvalidEvent or a subclass, naming the field.
     """
@@ -60,6 +62,7 @@ class OutboxEvent:
     originals: Originals = field(default_factory=dict)
     stream: str | None = None
     schema: str | None = None
+    personal: Personal | None = None
 
     def __post_init__(self) -> None:
         self._check_identity()

@@ -19,6 +19,7 @@ from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, TlsSettings
 from relay.settings.model import ContextSettings, Settings, SubscriptionSettings, tables
 from relay.settings.ops import OpsSettings
+from relay.settings.personal import declared_masters, declared_personal
 from relay.settings.problems import KeyPath, SettingProblem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
@@ -51,6 +52,8 @@ __all__ = [
     "TracingSettings",
     "count_in_files",
     "declared_contexts",
+    "declared_masters",
+    "declared_personal",
     "declared_topics",
     "effective",
     "environment_for_child",

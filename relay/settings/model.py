@@ -35,6 +35,7 @@ from relay.domain.topology import (
 from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.ops import OpsSettings
+from relay.settings.personal import PersonalFieldsSettings, PersonalSettings
 from relay.settings.section import Section
 from relay.settings.telemetry import HealthSettings, MetricsSettings, TracingSettings
 from relay.settings.urls import (
@@ -212,6 +213,10 @@ class SubscriptionSettings(HttpSettings):
     ``start_at``: which messages a new consumer gets: all in the stream, those from "now" on, or from a moment on.
     ``error_detail``: "text" keeps the text of answers and exceptions, which may hold payload, in columns, logs and
     alerts. The default is the context's.
+    ``personal``: whether a service gets encrypted values as they are, or in plain text. Python functions get plain
+    ``personal``: whether a service gets encrypted values as they are, or plain. Python functions get them plain if
+    the process has the master keys. ``forgotten``: what to do with a message of a person who was forgotten: call
+    the handler with nulls, skip it, or make it a dead letter.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name", "context"})
@@ -250,6 +255,8 @@ class SubscriptionSettings(HttpSettings):
     retry_after_for: Duration = _seconds(86_400)
     envelope: EnvelopeName = "handler"
     error_detail: ErrorDetail = "codes"
+    personal: Literal["encrypted", "plain"] = "encrypted"
+    forgotten: Literal["call", "skip", "dead"] = "call"
 
     @property
     def python_module(self) -> str | None:
@@ -311,7 +318,8 @@ class ContextSettings(Section):
     By default dead letters are kept longer than events (30 days, 1 GB), because operators handle them. They have
     as many replicas as the events. ``error_detail`` applies to tasks, cron jobs, and subscriptions without their
     own value. ``system_actor``: who acts in a message-envelope, if the event names nobody. ``search``: by which
-    fields of their payloads events of a type are found; `relay db index` makes the indexes.
+    fields of their payloads events of a type are found; `relay db index` makes the indexes. ``personal``: which
+    fields of their payloads are encrypted, by type.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -337,6 +345,7 @@ class ContextSettings(Section):
     archive: ArchiveSettings = ArchiveSettings()
     queries: QueriesSettings | None = None
     search: dict[SearchedType, SearchedFields] = Field(default_factory=dict)
+    personal: dict[SearchedType, PersonalFieldsSettings] = Field(default_factory=dict)
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     @property
@@ -457,6 +466,7 @@ class Settings(Section):
     health: HealthSettings = HealthSettings()
     tracing: TracingSettings = TracingSettings()
     ops: OpsSettings = OpsSettings()
+    personal: PersonalSettings = PersonalSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
 
     #: The origin of each value, by key path. A value that is not listed is a default.

@@ -274,6 +274,7 @@ FORBIDDEN_TO_THE_FLEET = [
     "UPDATE audit_log SET actor = 'somebody else'",
     "DELETE FROM dead_letters",
     "DELETE FROM archive_batches",
+    "DELETE FROM subject_keys",
     "INSERT INTO relay_alembic_version VALUES ('x')",
     "SELECT setval('outbox_events_seq_seq', 1)",
     "SELECT nextval('relay_reopened')",

@@ -171,7 +171,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "parked_keys",
     ]
     scheduler = ["scheduled_jobs", "scheduled_runs", "scheduler_lease"]
-    more = ["processed_events", "relay_alembic_version", "relay_wakeup", *scheduler, "selections"]
+    more = ["processed_events", "relay_alembic_version", "relay_wakeup", *scheduler, "selections", "subject_keys"]
     assert found == [*ours, *more, "task_outbox", "task_rates"]
 
 

@@ -26,6 +26,7 @@ EXTRAS = {
     "relay.cli.demo.screen": "demo",
     "relay.devstack": "embedded",
     "relay.devstack.sample": "demo",
+    "relay.adapters.aes_gcm": "personal",
     "relay.handler": "handler",
     "relay.ops.api": "ops",
     "relay.ops.console": "ops",

@@ -57,11 +57,11 @@ _IDS: Final = ("id", "correlation_id", "causation_id")
 
 
 #: Names in the statements below that stand for tables and a function of the context. All are in its schema.
-_OURS: Final = re.compile(r"\b(outbox_events|task_outbox|relay_lock_outbox)\b")
+_OURS: Final = re.compile(r"\b(outbox_events|task_outbox|relay_lock_outbox|subject_keys)\b")
 
 
 @cache
-def _insert_into(name: str, schema: str | None) -> str:
+def in_schema(name: str, schema: str | None) -> str:
     """The statement, for tables in a schema; None finds them by the search_path of the transaction."""
     text = statement(name)
     return text if schema is None else _OURS.sub(rf'"{schema}".\1', text)
@@ -77,7 +77,7 @@ def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
     parameters["originals"] = array.of_texts([_json(it.originals) if it.originals else None for it in events])
     for name in ("occurred_at", "available_at"):
         parameters[name] = array.of_moments([getattr(event, name) for event in events])
-    return _insert_into("outbox/insert", events[0].schema), parameters
+    return in_schema("outbox/insert", events[0].schema), parameters
 
 
 _TASK_TEXTS: Final = ("type", "payload", "queue", "concurrency_key")
@@ -93,7 +93,7 @@ def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, str]]:
     parameters["delay"] = array.of_spans([task.delay for task in tasks])
     parameters["metadata"] = array.of_texts([_json(task.metadata) for task in tasks])
     parameters["originals"] = array.of_texts([_json(it.originals) if it.originals else None for it in tasks])
-    return _insert_into("tasks/insert", tasks[0].schema), parameters
+    return in_schema("tasks/insert", tasks[0].schema), parameters
 
 
 def _json(values: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
+from relay.adapters.postgres.encrypting import encrypted_async
 from relay.adapters.postgres.enqueue import Ready, Row, numbered, refusals, statements
 from relay.adapters.postgres.unawaited_rows import Queue, fatal
 from relay.domain.errors import NoTransaction
@@ -39,8 +40,13 @@ def write(target: Any, rows: Sequence[Row]) -> Awaitable[None]:
 
 
 async def _insert(connection: Any, rows: Sequence[Row]) -> None:
+    async def ask(sql: str, parameters: dict[str, Any]) -> Sequence[Sequence[Any]]:
+        text, values = numbered(sql, parameters)
+        found: Sequence[Sequence[Any]] = await connection.fetch(text, *values)
+        return found
+
     with refusals(connection):
-        for sql, parameters in statements(rows):
+        for sql, parameters in statements(await encrypted_async(rows, ask)):
             text, values = numbered(sql, parameters)
             await connection.execute(text, *values)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
 
+from relay.adapters.postgres.encrypting import encrypted, encrypted_async
 from relay.adapters.postgres.enqueue import Ready, Row, refusals, statements
 from relay.adapters.postgres.unawaited_rows import Queue, fatal
 from relay.domain.errors import NoTransaction
@@ -31,15 +33,20 @@ def write(
 def insert(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
     """Write ``rows`` in the transaction of a connection. Raises what `refusals` raises."""
     # A plain cursor, because the connection's own cursor class may use another parameter style.
-    with refusals(connection), psycopg.Cursor(connection) as cursor:
+    with refusals(connection), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        rows = encrypted(rows, lambda sql, parameters: cursor.execute(sql, parameters).fetchall())
         for sql, parameters in statements(rows):
             cursor.execute(sql, parameters)
 
 
 async def _insert(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row]) -> None:
     with refusals(connection):
-        async with psycopg.AsyncCursor(connection) as cursor:
-            for sql, parameters in statements(rows):
+        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+
+            async def ask(sql: str, parameters: dict[str, Any]) -> Sequence[Sequence[Any]]:
+                return await (await cursor.execute(sql, parameters)).fetchall()
+
+            for sql, parameters in statements(await encrypted_async(rows, ask)):
                 await cursor.execute(sql, parameters)
 
 

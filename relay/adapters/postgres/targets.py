@@ -16,13 +16,14 @@ from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Dialect, Engine
+from sqlalchemy import Connection, CursorResult, Dialect, Engine
 from sqlalchemy import event as listen
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from relay.adapters.postgres import captured_rows
+from relay.adapters.postgres.encrypting import encrypted
 from relay.adapters.postgres.enqueue import Ready, Row, Write, numbered, refusals, statements
 from relay.adapters.postgres.on_asyncpg import AsyncpgTarget
 from relay.adapters.postgres.on_django import DjangoTarget
@@ -46,12 +47,16 @@ def insert_sqlalchemy(connection: Connection, rows: Sequence[Row]) -> None:
     if not rows:
         return
     check_connection(connection)
+
+    def run(sql: str, parameters: dict[str, Any]) -> CursorResult[Any]:
+        if connection.dialect.driver == "asyncpg":
+            return connection.exec_driver_sql(*numbered(sql, parameters))
+        return connection.exec_driver_sql(sql, parameters)
+
     with refusals(connection.connection.driver_connection):
+        rows = encrypted(rows, lambda sql, parameters: run(sql, parameters).fetchall())
         for sql, parameters in statements(rows):
-            if connection.dialect.driver == "asyncpg":
-                connection.exec_driver_sql(*numbered(sql, parameters))
-            else:
-                connection.exec_driver_sql(sql, parameters)
+            run(sql, parameters)
 
 
 def check_connection(connection: Connection) -> None:
