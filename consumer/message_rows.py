@@ -16,9 +16,10 @@ from uuid import UUID
 from consumer.circuit import KeepCircuit
 from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
+from consumer.personal import OpenRequests
 from consumer.window import Window
 from relay import jobs
-from relay.adapters.dramatiq.runtime import WorkerRuntime
+from relay.adapters.dramatiq.runtime import WorkerRuntime, event_loop
 from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.inbox import PostgresInboxAdapter, claim_many_command, claimed, ids_and_tokens
 from relay.adapters.postgres.limited_inbox import LimitedInbox
@@ -30,6 +31,7 @@ from relay.domain.envelopes import Envelope, Request, decode, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
 from relay.domain.model import Away, HandlerResult, Verdict
+from relay.domain.personal import MARK
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, decide
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later, RetryPolicy
@@ -85,7 +87,8 @@ class MessageRows:
     ordered. ``circuit``: set if an outage of its handler costs no attempts. ``window``: set if messages are
     acknowledged after their handler. ``lease``: a claim outlives a dead worker by at most this time; a live worker
     renews it during a call. ``controls``: what operators have limited. With a limit, ``limited`` claims. A pause
-    needs nothing here: the statements that claim know of it. ``tally``: counts for the history.
+    needs nothing here: the statements that claim know of it. ``tally``: counts for the history. ``opens``: set if
+    the handler gets personal values in plain text.
     """
 
     config: MessageConfig
@@ -103,6 +106,7 @@ class MessageRows:
     controls: KnownControls | None = None
     limited: LimitedInbox | None = None
     enqueue: Callable[[Sequence[UUID]], Awaitable[None]] | None = None
+    opens: OpenRequests | None = None
 
     after_claim = "after_message_claim"
 
@@ -206,6 +210,7 @@ class MessageRows:
             traceparent=_span(claim, event.traceparent),
             source_id=row.source_id,
             event=event,
+            personal=self.opens is not None and MARK in row.body,
         )
 
     def _read(self, row: InboxRow) -> Request:
@@ -214,6 +219,11 @@ class MessageRows:
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler."""
+        if request.personal and self.opens is not None:
+            opened = await self.opens.open(request)
+            if isinstance(opened, HandlerResult):
+                return opened
+            request = opened
         return await self.handler.handle(request)
 
     def decide(self, result: HandlerResult, claim: ClaimedMessage, seconds: float) -> Disposition:
@@ -391,6 +401,11 @@ class FunctionRows(MessageRows):
         return Request(event if event.occurred_at else event._replace(occurred_at=row.occurred_at), b"")
 
     def call(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
+        if request.personal and self.opens is not None:
+            opened = event_loop().run_coroutine(self.opens.open(request))
+            if isinstance(opened, HandlerResult):
+                return opened
+            request = opened
         return self.handler.prepared(request)
 
     def claim_command(self, message_id: UUID) -> Command:

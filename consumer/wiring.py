@@ -17,6 +17,7 @@ from consumer.functions import PythonEventHandler, check_commands, check_subscri
 from consumer.handlers import load
 from consumer.key_order import DeliveryNumbers, NextOfKey
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, ahead_on_loop, waiting_messages
+from consumer.personal import OpenRequests
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
 from consumer.replay import Producer, ReplayIntoInbox
@@ -120,6 +121,14 @@ def _envelope(context: str, subscription: str) -> Envelope:
     return reader(application.settings, context, subscription)
 
 
+def _opens(context: str, subscription: str) -> OpenRequests | None:
+    """What decrypts personal values for a handler; None if it gets them as they are."""
+    settings, values = application.subscription(context, subscription), application.personal
+    if values is None or (settings.python_module is None and settings.personal != "plain"):
+        return None
+    return OpenRequests(values, settings.forgotten)
+
+
 @cache
 def _rows(context: str, subscription: str) -> MessageRows:
     settings = application.subscription(context, subscription)
@@ -156,6 +165,7 @@ def _rows(context: str, subscription: str) -> MessageRows:
         ),
         enqueue=enqueue(context, subscription),
         tally=application.tallies.of(context, Of.SUBSCRIPTION)[subscription],
+        opens=_opens(context, subscription),
     )
     waiting = partial(waiting_messages, runtime, context, subscription)
     rows.ahead = ahead = ahead_on_loop(rows, application.inbox(context, subscription), waiting)
@@ -245,7 +255,10 @@ def chunks(context: str, subscription: str) -> RunChunk:
     handler, order = _handler(context, subscription), application.order(context, subscription)
     claims = PostgresChunks(application.context(context).pool, ordered=order is not None)
     ask_all = handler.handle_all if isinstance(handler, PythonEventHandler) else side_by_side(handler)
-    rows = ChunkRows(_rows(context, subscription), claims, ask_all)
+    single = _rows(context, subscription)
+    if single.opens is not None:
+        ask_all = single.opens.before(ask_all)
+    rows = ChunkRows(single, claims, ask_all)
     return RunOnLoop(rows, rows.settle)
 
 

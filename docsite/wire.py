@@ -73,9 +73,9 @@ A [personal value](../how-to/personal-data.md) in a payload is an object with on
 ```
 
 `data` is base64 of a nonce (12 bytes), the ciphertext and a tag (16 bytes), by AES-256-GCM. The plain text is the
-value's JSON. The additional data are five lines without an end: `relay:personal`, `1`, the context, the key's id, the
-place of the value as a JSON pointer such as `/address/street`. A key is wrapped in the same form by a master key; its
-lines are `relay:key`, `1`, the key's id, the name of the master key. Vectors: `tests/personal_values.json`.
+value's JSON. The additional data are five lines with line breaks between: `relay:personal`, `1`, the context, the
+key's id, the place of the value as a JSON pointer such as `/address/street`. A master key wraps a key in the same
+form; its lines are `relay:key`, `1`, the key's id, the master key's name. Vectors: `tests/personal_values.json`.
 
 """
 _FOREIGN: Final = """\

@@ -13,6 +13,7 @@ from typing import Any
 
 from relay import jobs
 from relay.adapters.jetstream.query_server import AnswerQueries
+from relay.adapters.jetstream.subject_keys import QUERY_TIMEOUT, answering
 from relay.adapters.postgres.sequences import mend_sequences
 from relay.bus.queries import load_queries
 from relay.cron import registry
@@ -119,6 +120,14 @@ def _answer(name: str, queries: QueriesSettings) -> None:
     application.on_stop.append(answers.stop)
 
 
+def _answer_for_keys(name: str) -> None:
+    """Make this process answer for the keys of personal values of a context."""
+    offered = answering(name, application.subject_keys(name))
+    answers = AnswerQueries(name, offered, application.nats, application.facts, QUERY_TIMEOUT)
+    application.on_start.append(answers.start)
+    application.on_stop.append(answers.stop)
+
+
 # Load now, so that a worker does not start with an envelope or a handler that cannot be used.
 with exit_on_error():
     for _context in settings.contexts:
@@ -130,6 +139,8 @@ with exit_on_error():
     for _context, _found in settings.contexts.items():
         if _found.queries is not None:
             _answer(_context, _found.queries)
+        if settings.answers_for_keys(_context):
+            _answer_for_keys(_context)
     # If a cron job belongs to no configured context, the worker does not start. The scheduler does the same.
     _crons = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
     if metrics is not None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from dramatiq.middleware import Middleware
@@ -38,6 +38,7 @@ from relay.adapters.postgres.orphans import PostgresOrphans
 from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
+from relay.adapters.postgres.subject_keys import PostgresSubjectKeys
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.adopt import DecideOrphans
 from relay.commands.alerts import SendAlerts
@@ -45,6 +46,7 @@ from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.incidents import RecordIncidents
 from relay.commands.lag import ReadLag
+from relay.commands.open_personal import OpenPersonal
 from relay.commands.orphans import FindOrphans
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import FindMissing, ReconcileStream
@@ -59,9 +61,11 @@ from relay.envelopes import writer
 from relay.execution.tallies import Tallies
 from relay.jobs import Duty
 from relay.ports import ColdStore, JetStreamConsumer
+from relay.ports.subject_keys import SubjectKeys
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 
 if TYPE_CHECKING:
+    from relay.adapters.jetstream.query_client import RemoteQueries
     from relay.adapters.postgres.transactions import HandlerTransactions
 
 _log = logging.getLogger("relay")
@@ -281,6 +285,29 @@ class Application:
         self.on_stop.append(transactions.close)
         self._transactions[context, purpose] = transactions
         return transactions
+
+    @cached_property
+    def personal(self) -> OpenPersonal | None:
+        """What reads personal values; None without a master key."""
+        if (masters := self.settings.personal.value()) is None:
+            return None
+        from relay.adapters import aes_gcm  # noqa: PLC0415 - an extra
+
+        return OpenPersonal(masters, self.subject_keys, aes_gcm.unwrap, aes_gcm.decrypting)
+
+    def subject_keys(self, context: str) -> SubjectKeys:
+        """The keys of persons of a context: in its database if that is ours, else over NATS."""
+        if context in self.settings.contexts:
+            return PostgresSubjectKeys(self.context(context).pool.connection)
+        from relay.adapters.jetstream.subject_keys import NatsSubjectKeys  # noqa: PLC0415 - few processes ask
+
+        return NatsSubjectKeys(self._remote, context)
+
+    @cached_property
+    def _remote(self) -> RemoteQueries:
+        from relay.adapters.jetstream.query_client import RemoteQueries  # noqa: PLC0415 - few processes ask
+
+        return RemoteQueries(self.nats)
 
     def archive(self, context: str) -> ArchiveRows | None:
         """The archive of a context; None if it is off. Raises UnknownContext."""

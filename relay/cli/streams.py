@@ -66,7 +66,10 @@ def permissions(as_json: JsonOption = False) -> None:
     letters = [found.dlq.name for found in contexts if found.subscriptions]
     inbox, queried = settings.nats.inbox_prefix, settings.queried()
     users = {
-        "relay": ("RELAY_NATS_PASSWORD", of_fleet(streams, consumers, audited, inbox, queried, letters)),
+        "relay": (
+            "RELAY_NATS_PASSWORD",
+            of_fleet(streams, consumers, audited, inbox, queried, letters, settings.asks),
+        ),
         "relay_admin": ("RELAY_NATS_ADMIN_PASSWORD", of_admin(streams, consumers, f"{inbox}_admin")),
     }
     if as_json:

@@ -33,12 +33,13 @@ def of_fleet(
     inbox: str,
     queries: Collection[str] = (),
     letters: Collection[str] = (),
+    asks: Collection[str] = (),
 ) -> Permissions:
     """For scheduler, workers and operators' commands: publish, pull, acknowledge, audit, answer ``queries``.
 
     An audit reads an ``audited`` stream through a consumer with a new name. So on these streams the fleet may
     make, read and remove any consumer. ``inbox``: the subject prefix for answers. ``letters``: the streams of dead
-    letters. Of these it reads single messages, to compare them.
+    letters. Of these it reads single messages, to compare them. ``asks``: the queries of other services.
     """
     subjects = [subject for stream in streams for subject in stream.subjects if not subject.startswith("$")]
     subjects += ["$JS.API.INFO", *(f"$JS.API.STREAM.INFO.{stream.name}" for stream in streams)]
@@ -61,6 +62,7 @@ def of_fleet(
         )
     if queries:
         subjects.append("$JS.API.STREAM.NAMES")  # relay health asks which stream takes them
+    subjects += [it for subject in asks for it in (subject, presence_subject(subject))]
     heard = [it for subject in queries for it in (subject, presence_subject(subject))]
     return Permissions(tuple(dict.fromkeys(subjects)), (f"{inbox}.>", *heard), bool(queries))
 

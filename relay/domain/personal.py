@@ -32,6 +32,7 @@ OVERHEAD_BYTES: Final = 28
 SHOWN: Final = "(personal)"
 MAX_SUBJECT_BYTES: Final = 200
 _FIELD: Final = re.compile(r"(?:\*|[A-Za-z_][A-Za-z0-9_-]{0,63})(?:\.(?:\*|[A-Za-z_][A-Za-z0-9_-]{0,63})){0,9}")
+_CONTEXT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUBJECT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(?:\.[A-Za-z_][A-Za-z0-9_-]{0,63}){0,9}")
 #: The place of a value is a JSON pointer (RFC 6901).
 _ESCAPES: Final = str.maketrans({"~": "~0", "/": "~1"})
@@ -116,6 +117,8 @@ class Encrypted(NamedTuple):
         match inner:
             case {"v": 1, "context": str(context), "key": str(key), "data": str(data)} if inner["v"] is not True:
                 try:
+                    if not _CONTEXT.fullmatch(context):
+                        return None
                     return cls(context, UUID(key), b64decode(data, validate=True))
                 except ValueError:
                     return None

@@ -58,6 +58,11 @@ def query_subjects(context: str) -> str:
     return f"{context}.queries.>"
 
 
+def keys_subject(context: str) -> str:
+    """The subject at which the workers of a context answer for the keys of personal values."""
+    return f"relay.keys.{context}"
+
+
 def error_headers(code: str, text: str = "") -> dict[str, str]:
     """The headers of an error."""
     return {ERROR: TEXTS.get(code) or text or "the query was refused", ERROR_CODE: code}

@@ -22,7 +22,8 @@ class HandlerRequest:
     ``source_id``: the id of the message, if its row has another key.
     ``idempotency_key`` is different for each message, and the same for its copies. ``token`` is the token of the
     claim. A handler in this process may use it to settle the row itself, in the transaction of its own writes.
-    ``traceparent``: the span of this call, if the message belongs to a trace.
+    ``traceparent``: the span of this call, if the message belongs to a trace. ``personal``: it has encrypted
+    values that the handler gets in plain text.
     """
 
     message_id: UUID
@@ -40,6 +41,7 @@ class HandlerRequest:
     traceparent: str | None = None
     source_id: UUID | None = None
     event: Incoming | None = None
+    personal: bool = False
 
 
 class EventHandler(Protocol):

@@ -21,7 +21,7 @@ from relay.domain.backpressure import BrakeAction, OutboxLimits
 from relay.domain.controls import MOST_AT_ONCE, Limit
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
-from relay.domain.querying import query_subjects
+from relay.domain.querying import keys_subject, query_subjects
 from relay.domain.retry import LONGEST_DELAY
 from relay.domain.routing import DEFAULT_TEMPLATE, Route, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
@@ -504,7 +504,17 @@ class Settings(Section):
 
     def queried(self) -> list[str]:
         """Return the patterns of the subjects at which queries are answered."""
-        return [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
+        own = [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
+        return own + [keys_subject(name) for name in self.contexts if self.answers_for_keys(name)]
+
+    @property
+    def asks(self) -> list[str]:
+        """The patterns of the subjects at which this configuration asks other services."""
+        return [] if self.personal.master is None else [keys_subject("*")]
+
+    def answers_for_keys(self, context: str) -> bool:
+        """Whether the workers of a context answer for the keys of personal values."""
+        return self.personal.master is not None or bool(self.contexts[context].personal)
 
     def outlived(self, context: str) -> list[str]:
         """Return the contexts that send events to this one, and keep them for longer than it keeps the ids.

@@ -202,9 +202,9 @@ def test_a_class_declares_fields_that_it_writes() -> None:
         customer_id: str
         email: str
 
-    declare: Any = lambda **options: event("placed", aggregate_type="o", aggregate_id="order_id", **options)(
-        Placed
-    )  # noqa: E731
+    def declare(**options: Any) -> None:
+        event("placed", aggregate_type="order", aggregate_id="order_id", **options)(Placed)
+
     declare(subject="customer_id", personal=["email"])
     for wrong in (
         {"subject": "customer_id"},

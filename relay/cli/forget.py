@@ -1,0 +1,85 @@
+"""`relay forget`: destroys the keys of a person, so that nobody can read what is stored about this person."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.adapters.postgres.subject_keys import DestroyedKey, PostgresSubjectKeys
+from relay.cli.options import ACTING, ContextOption, asking, confirm, operator, print_json, with_options
+from relay.domain.errors import InvalidRequest, of_context
+from relay.domain.operators import Operator
+from relay.domain.personal import MAX_SUBJECT_BYTES
+from relay.ops.everywhere import Everywhere, everywhere
+from relay.settings import ContextSettings, load_settings
+
+#: How long a database may take.
+_PATIENCE_S: Final = 60.0
+
+
+@with_options({name: ACTING[name] for name in ("note", "actor", "yes")})
+def forget(
+    *,
+    subject: Annotated[str, typer.Argument(help="The person, as in the field that `subject` of an event names.")],
+    context: ContextOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
+    options: dict[str, Any],
+) -> None:
+    """Forget a person: destroy the keys of all personal values, in each context, for ever.
+
+    What is stored stays, and nobody can read these values any more; processes forget a key within a minute. Prints
+    a certificate; again prints the same. Status 1 if a context did not answer: then run it again.
+    """
+    if not subject.strip() or len(subject.encode()) > MAX_SUBJECT_BYTES:
+        raise InvalidRequest(f"must be 1 to {MAX_SUBJECT_BYTES} bytes", field="subject")
+    contexts: Mapping[str, ContextSettings] = load_settings().contexts
+    if context is not None:
+        contexts = {context: of_context(contexts, context)}
+    confirm(f"Destroy the keys of {subject!r} for ever?", 2, yes=options["yes"])
+    found = asyncio.run(_forget(contexts, subject, operator(options["actor"], options["note"])))
+    if as_json:
+        print_json(_certificate(subject, found))
+    else:
+        _print(subject, found)
+    for name, error in found.unread.items():
+        print(f"could not reach {name}: {error}", file=sys.stderr)
+    if found.unread:
+        raise typer.Exit(1)
+
+
+async def _forget(
+    contexts: Mapping[str, ContextSettings], subject: str, by: Operator
+) -> Everywhere[Sequence[DestroyedKey]]:
+    async def one(name: str) -> Sequence[DestroyedKey]:
+        async with asking(contexts[name]) as source:
+            return await PostgresSubjectKeys(source).forget(subject, by)
+
+    return await everywhere(contexts, one, _PATIENCE_S)
+
+
+def _certificate(subject: str, found: Everywhere[Sequence[DestroyedKey]]) -> dict[str, Any]:
+    contexts = [
+        {
+            "context": name,
+            "already": bool(keys) and all(it.already for it in keys),
+            "keys": [
+                {"id": it.id, "made": it.created_at, "destroyed": it.forgotten_at, "by": it.by} for it in keys
+            ],
+        }
+        for name, keys in found.answers.items()
+    ]
+    return {"subject": subject, "complete": not found.unread, "contexts": contexts, "unread": found.unread}
+
+
+def _print(subject: str, found: Everywhere[Sequence[DestroyedKey]]) -> None:
+    print(f"Certificate: the keys of {subject!r} are destroyed.")
+    for name, keys in found.answers.items():
+        print(f"{name}: {len(keys) or 'no'} key{'' if len(keys) == 1 else 's'}")
+        for it in keys:
+            when = it.forgotten_at.astimezone(UTC).isoformat(timespec="seconds")
+            print(f"  {it.id}\n    destroyed{' already' if it.already else ''} at {when} by {it.by or 'unknown'}")
