@@ -66,16 +66,12 @@ takes the subject, here `SHOP_EVENTS`. Dead letters of a context are in the stre
 _PERSONAL: Final = """\
 ## Personal values
 
-A [personal value](../how-to/personal-data.md) in a payload is an object with one member:
-
-```json
-{"relay:personal": {"v": 1, "context": "shop", "key": "5b0c6b0e-6f5b-4b8e-9d0a-2f6f6f1f7a11", "data": "…"}}
-```
-
-`data` is base64 of a nonce (12 bytes), the ciphertext and a tag (16 bytes), by AES-256-GCM. The plain text is the
-value's JSON. The additional data are five lines with line breaks between: `relay:personal`, `1`, the context, the
-key's id, the place of the value as a JSON pointer such as `/address/street`. A master key wraps a key in the same
-form; its lines are `relay:key`, `1`, the key's id, the master key's name. Vectors: `tests/personal_values.json`.
+A [personal value](../how-to/personal-data.md) is an object with one member, `relay:personal`, an object of `v`
+(1), `context`, `key` (a UUID) and `data`: base64 of nonce (12 bytes), ciphertext and tag (16 bytes), by
+AES-256-GCM. The plain text is JSON. The additional data are five lines, joined by line breaks:
+`relay:personal`, `1`, the context, the key, the value's place as a JSON pointer such as `/address/street`. A
+master key wraps a key in the same form; its lines are `relay:key`, `1`, the key, the master key's name.
+Vectors: `tests/personal_values.json`.
 
 """
 _FOREIGN: Final = """\

@@ -23,7 +23,7 @@ from relay.domain.errors import MissingExtraError, RelayError
 _CHAOS: Final = "chaos"
 _COMMANDS: Final = (
     *("init", "demo", "dev", _CHAOS, "health", "doctor", "alarms", "explain", "find", "config", "backlog"),
-    *("reconcile", "top", "ops", "forget"),
+    *("reconcile", "top", "ops", "forget", "export"),
 )
 _GROUPS: Final = (
     *(
@@ -69,7 +69,7 @@ _PANELS: Final = {
         "controls",
         "queues",
     ),
-    "Personal data": ("forget",),
+    "Personal data": ("forget", "export"),
     "Databases, streams, archives": ("db", "streams", "reconcile", "archive"),
 }
 _PANEL_OF: Final = {

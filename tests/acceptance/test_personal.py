@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -27,6 +29,11 @@ filter_subject = "vibespro.event.>"
 handler = "{handler}"
 {more}
 """
+ARCHIVE = """
+[contexts.{name}.archive]
+after = "8d"
+directory = "{directory}"
+"""
 
 
 def subscriptions(service: str) -> str:
@@ -42,11 +49,17 @@ def subscriptions(service: str) -> str:
 
 
 @pytest.fixture
-def personal(start_fleet: Callable[..., Fleet], handler: HandlerService, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+def personal(
+    start_fleet: Callable[..., Fleet], handler: HandlerService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Fleet:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     service = f"http://127.0.0.1:{handler.port}"
-    fleet = start_fleet(handler=PYTHON, more=subscriptions(service), variables=VARIABLES)
+    for name in ("vibespro", "sea"):
+        (tmp_path / name).mkdir()
+    archives = "".join(ARCHIVE.format(name=name, directory=tmp_path / name) for name in ("vibespro", "sea"))
+    more = subscriptions(service) + archives
+    fleet = start_fleet(handler=PYTHON, more=more, variables=VARIABLES)
     fleet.query("sea", personal_effects.TABLE)
     return fleet
 
@@ -89,8 +102,25 @@ def nothing_shows(fleet: Fleet) -> bool:
     return all(map(is_hidden, [*stored, *logs])) and all(map(tables_hide, fleet.urls.values()))
 
 
+def exported(fleet: Fleet, subject: str) -> tuple[Counter[tuple[str, str, str]], list[Any]]:
+    """How many rows of each context, kind and state are held about a person, and their payloads."""
+    rows = [json.loads(line) for line in fleet.relay("export", subject).splitlines()]
+    return Counter((row["context"], row["kind"], row["state"]) for row in rows), [row["payload"] for row in rows]
+
+
+def archive(fleet: Fleet, directory: Path) -> None:
+    """Make what is done old, and archive it."""
+    fleet.query("vibespro", "UPDATE outbox_events SET published_at = published_at - interval '9 days'")
+    older = ", ".join(f"{it} = {it} - interval '9 days'" for it in ("received_at", "processed_at"))
+    fleet.query("sea", f"UPDATE inbox_messages SET {older}")
+    fleet.relay("archive", "run")
+    files = [gzip.decompress(path.read_bytes()) for path in directory.rglob("*.gz")]
+    assert files
+    assert all(map(is_hidden, files))
+
+
 def test_handlers_read_what_nothing_shows_and_a_person_is_forgotten(
-    personal: Fleet, handler: HandlerService
+    personal: Fleet, handler: HandlerService, tmp_path: Path
 ) -> None:
     fleet = personal
     fleet.scheduler()
@@ -101,6 +131,9 @@ def test_handlers_read_what_nothing_shows_and_a_person_is_forgotten(
     assert seen(fleet, ids) == dict.fromkeys(ALL, known)
     assert emails(handler, ids) == ["dict"] * 3 + ["str"] * 3
     assert nothing_shows(fleet)
+    held, payloads = exported(fleet, "c-7")
+    assert held == {("vibespro", "events", "plain"): 2, ("sea", "inbox", "plain"): 14}
+    assert all(it == payload("c-7") for it in payloads)
 
     # Forgotten while messages are on their way: they wait in the outbox, and no process has kept the key.
     fleet.stop(worker)
@@ -118,6 +151,10 @@ def test_handlers_read_what_nothing_shows_and_a_person_is_forgotten(
     [(reason,)] = fleet.query("sea", "SELECT last_error FROM inbox_messages WHERE dead_lettered_at IS NOT NULL")
     assert reason.startswith("SUBJECT_FORGOTTEN")
     assert nothing_shows(fleet)
+    held, payloads = exported(fleet, "c-7")
+    dead = {("sea", "dead-letters", "forgotten"): 1}
+    assert held == {("vibespro", "events", "forgotten"): 3, ("sea", "inbox", "forgotten"): 21} | dead
+    assert all(it == nulls for it in payloads)
 
     # Again: the same certificate. A new event of the person has a new key.
     again = json.loads(fleet.relay("forget", "c-7", "--yes", "--json", "--actor", "bob"))["contexts"]
@@ -127,3 +164,11 @@ def test_handlers_read_what_nothing_shows_and_a_person_is_forgotten(
     new = commit(fleet, "c-7")
     wait_for("it is handled", lambda: arrived(fleet, new), 120)
     assert seen(fleet, new) == {name: Counter([digest(payload("c-7"))]) for name in ALL}
+
+    # In the archive, too.
+    archive(fleet, tmp_path)
+    held, _ = exported(fleet, "c-7")
+    assert held["vibespro", "archive outbox", "forgotten"] == 3
+    assert held["vibespro", "archive outbox", "plain"] == 1
+    assert held["sea", "archive inbox", "forgotten"] == 20
+    assert held["sea", "archive inbox", "plain"] == 7

@@ -29,6 +29,8 @@ from relay.domain.personal import (
     in_short,
     places,
 )
+from relay.events import registration_of
+from tests.pages import code
 
 VECTORS = json.loads((Path(__file__).parents[1] / "personal_values.json").read_text())
 KEY = base64.b64decode(VECTORS["key"]["key"])
@@ -194,6 +196,14 @@ def test_the_subject_is_text(payload: object, subject: str) -> None:
 def test_a_payload_without_its_subject_is_refused(payload: object) -> None:
     with pytest.raises(InvalidPayload, match=r"a\.id"):
         PersonalFields("a.id", ("email",)).subject_of(payload)
+
+
+def test_the_class_of_the_page_declares_its_fields() -> None:
+    names: dict[str, Any] = {}
+    exec(code("docs/how-to/personal-data.md", "python", 1), names)
+    found = registration_of(names["OrderPlaced"])
+    assert found is not None
+    assert found.personal == PersonalFields("customer_id", ("email", "address.*"))
 
 
 def test_a_class_declares_fields_that_it_writes() -> None:

@@ -1,0 +1,11 @@
+-- Events with a value under one of these keys, of one block of rows by their ids. The last row of the answer is the last
+-- of the block, where the next one begins.
+WITH block AS MATERIALIZED (
+    SELECT id AS id FROM outbox_events WHERE id > %(after)s ORDER BY id LIMIT %(block)s
+)
+SELECT false AS ends, r.id AS id, r.occurred_at AS at, r.event_type AS type, NULL::text AS subscription, NULL::text AS subject, NULL::jsonb AS headers,
+       convert_to(r.payload::text, 'UTF8') AS body
+FROM block JOIN outbox_events AS r ON r.id = block.id
+WHERE r.payload::text LIKE ANY (%(keys)s::text[])
+UNION ALL
+(SELECT true, id, NULL, NULL, NULL, NULL, NULL, NULL FROM block ORDER BY id DESC LIMIT 1)
