@@ -29,10 +29,10 @@ from relay.domain import traceparent
 from relay.domain.controls import NO_LIMIT, UNCONTROLLED, Controls, Limit, What
 from relay.domain.envelopes import Envelope, Request, decode, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
-from relay.domain.facts import FactSink, HandlerAnswered, MessageProcessed, MessageRetried, Traced
+from relay.domain.facts import FactSink, HandlerAnswered, MessageExpired, MessageProcessed, MessageRetried, Traced
 from relay.domain.model import Away, HandlerResult, Verdict
 from relay.domain.personal import MARK
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, decide
+from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, TooLate, decide
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later, RetryPolicy
 from relay.domain.tasks import PutOff
@@ -297,6 +297,9 @@ class MessageRows:
     async def follow(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:
         """Do what follows from a recorded failure; returns after how long to try again."""
         await self._made_room(1)
+        if isinstance(verdict, TooLate):
+            await self._expire(claim)
+            return None
         self.tally.failed += 1
         if isinstance(verdict, DeadLetter):
             return await self._route(claim, verdict)
@@ -311,6 +314,15 @@ class MessageRows:
                 await self.consumer.nak([claim.row.ack_subject], verdict.delay)
         self._waits()
         return Later.of(verdict.delay, in_short(verdict.error))
+
+    async def _expire(self, claim: ClaimedMessage) -> None:
+        """Settle a message that came too late. As a processed one it is acknowledged, and its key goes on."""
+        if not await self.inbox.expire(claim):
+            return
+        self.facts(MessageExpired(**self._about(claim)))
+        if self.next_of_key is not None:
+            await self.next_of_key.after(claim.row)
+        await self._ack([claim])
 
     def _waits(self) -> None:
         if self.window is not None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any, Final
 from uuid import UUID
@@ -21,6 +21,7 @@ from relay.domain.backpressure import InboxLimit
 from relay.domain.controls import Controls, What, uncontrolled
 from relay.domain.envelopes import Envelope, Incoming, decode, headers_of
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage, Outage
+from relay.domain.expiry import EXPIRES_AT, read_expiry
 from relay.domain.facts import FactSink, MessagesReceived, OutageSeen, PullsPaused, PullsResumed
 from relay.domain.identity import stand_in_id
 from relay.domain.ordering import order_key, partition_key
@@ -59,8 +60,13 @@ class PullConfig:
     ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). Then JetStream does
     not limit how much waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
     ``max_inbox``: the job ends while so many rows are unfinished, including those in back-off.
+<<<<<<< ours
     ``limited``: whether a limit is configured. ``apart``: another subscription reads the same messages and has
     their ids as keys, so here keys are apart.
+=======
+    ``apart``: another subscription reads the same messages and has their ids as keys, so here keys are apart.
+    ``expires_in``: how long after it occurred a message is worth handling.
+>>>>>>> theirs
     """
 
     context: str
@@ -72,6 +78,7 @@ class PullConfig:
     max_inbox: int | None = None
     limited: bool = False
     apart: bool = False
+    expires_in: timedelta | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,6 +185,9 @@ class PullMessages:
         begun = time.time()
         rows = [self._row(delivery) for delivery in deliveries]
         inserted = await self._insert(rows, lasting=lasting)
+        if ends := self._ends(rows):
+            known = {it.message_id: ends[it.id] for it in inserted if it.id in ends}
+            await self.inbox.note_expiry(known, self.config.expires_in)
         settled = self._settled(rows, inserted)
         if settled:
             await self.consumer.ack(settled)
@@ -191,6 +201,12 @@ class PullMessages:
         if new:
             await self._hand_over(inserted)
         return len(new)
+
+    def _ends(self, rows: Sequence[InboxRow]) -> dict[UUID, datetime | None]:
+        """Until when messages are worth handling: those that say so, or all if the subscription does."""
+        if self.config.expires_in is not None:
+            return {row.id: read_expiry(row.headers.get(EXPIRES_AT, "")) for row in rows}
+        return {row.id: read_expiry(row.headers[EXPIRES_AT]) for row in rows if EXPIRES_AT in row.headers}
 
     def _settled(self, rows: Sequence[InboxRow], inserted: Sequence[Inserted]) -> list[str]:
         """Return the reply subjects to acknowledge, now that the rows are committed."""

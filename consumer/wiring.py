@@ -303,6 +303,7 @@ def pull(context: str, subscription: str) -> PullMessages:
         ack_on_receipt=on_receipt(context, subscription),
         max_inbox=settings.max_inbox,
         limited=bool(settings.limit),
+        expires_in=settings.expires_in,
         apart=application.settings.comes_later(context, subscription),
     )
     return PullMessages(

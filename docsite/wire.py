@@ -62,6 +62,8 @@ takes the subject, here `SHOP_EVENTS`. Dead letters of a context are in the stre
 | `Nats-Expected-Stream` | the stream that is named for the event: the server refuses it elsewhere |
 | `Relay-Actor-Id`, `Relay-Actor-Kind` | who caused it, if known: `HUMAN`, `AGENT` or `SYSTEM` |
 | `traceparent` | the trace, if there is one |
+| `Relay-Expires-At` | the time in UTC from which on nobody handles it, if it expires |
+| `Nats-TTL` | after how many seconds its stream removes it, if that does so (`message_ttl`) |
 """
 _PERSONAL: Final = """\
 ## Personal values

@@ -340,6 +340,8 @@ class Application:
             envelope=writer(self.settings, name),
             batch_size=settings.publish.batch_size,
             batch_bytes=settings.publish.batch_bytes,
+            expires_in=settings.expires_in,
+            ttl=all(stream.message_ttl for stream in settings.event_streams),
             policy=RetryPolicy.of(
                 settings.publish.max_attempts, settings.publish.backoff_initial, settings.publish.backoff_max
             ),

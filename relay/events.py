@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 from weakref import WeakSet
@@ -36,6 +36,7 @@ from uuid_utils.compat import uuid7
 from relay.domain.errors import InvalidEvent, InvalidPayload
 from relay.domain.identity import Id
 from relay.domain.limits import encode_payload
+from relay.domain.model import Lifespan
 from relay.domain.personal import PersonalFields
 from relay.domain.subject import check_token, check_version, command_name, command_subject
 
@@ -68,7 +69,9 @@ class Event:
     stream that must store the event; if another one has its subject, the event waits. It is not published before
     ``available_at``. Ids are UUIDs, or text of 1 to 200 printable bytes. Missing ids, correlation and actor are
     filled in; the database fills in ``occurred_at``. ``personal``: the fields that are encrypted with a key of
-    the person they are about.
+    the person they are about. ``deliver_at``: as ``available_at``, or how long after the transaction. An event
+    that is not published ``expires_in`` so long after it is due, or before ``expires_at``, is stale: nobody gets
+    it.
     """
 
     event_type: str
@@ -86,6 +89,9 @@ class Event:
     available_at: datetime | None = None
     stream: str | None = None
     personal: PersonalFields | None = None
+    deliver_at: datetime | timedelta | None = None
+    expires_at: datetime | None = None
+    expires_in: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,7 @@ class Registration:
     """What a class is registered as. ``aggregate_id``: a field; None for a command about no aggregate.
 
     ``topic``: the subject of a command; None for an event. ``personal``: the fields that are encrypted.
+    ``expires_in``: how long it is worth publishing.
     """
 
     event_type: str
@@ -101,6 +108,7 @@ class Registration:
     aggregate_id: str | None
     topic: str | None = None
     personal: PersonalFields | None = None
+    expires_in: timedelta | None = None
 
     @property
     def command(self) -> str | None:
@@ -118,20 +126,25 @@ def event(
     version: int = 1,
     aggregate_type: str,
     aggregate_id: str,
+    expires_in: timedelta | None = None,
     subject: str | None = None,
     personal: Sequence[str] = (),
 ) -> Callable[[type[Model]], type[Model]]:
     """Register a pydantic class as an event.
 
-    ``aggregate_id`` names the field that holds the aggregate's id. ``personal`` names fields of the payload that
+    ``aggregate_id`` names the field that holds the aggregate's id. ``expires_in``: how long after it is due an
+    event is worth publishing and handling; None for ever. ``personal`` names fields of the payload that
     are encrypted with a key of the person they are about, such as ``email`` or ``address.*``, and ``subject`` the
     field with that person's id. Raises InvalidEvent when the class has no such field, and InvalidSubject when the
     name or version is not allowed in a subject.
     """
     check_token(event_type, "event_type")
     check_version(version)
+    Lifespan(expires_in=expires_in)
     found = _personal(subject, personal)
-    return _register(Registration(event_type, version, aggregate_type, aggregate_id, personal=found))
+    return _register(
+        Registration(event_type, version, aggregate_type, aggregate_id, personal=found, expires_in=expires_in)
+    )
 
 
 def _personal(subject: str | None, fields: Sequence[str]) -> PersonalFields | None:
@@ -330,6 +343,7 @@ def as_event(value: object) -> Event:
         payload=(payload := plain(value)),
         topic=registration.topic,
         personal=registration.personal,
+        expires_in=registration.expires_in,
     )
     _prove(type(value), registration, payload)
     if registration.aggregate_id is None:

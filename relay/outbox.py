@@ -12,19 +12,21 @@ import json
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, overload
 from uuid import UUID
 
 from pydantic import BaseModel
 from uuid_utils.compat import uuid7
 
+from relay.adapters.postgres.cancelling import cancel
+from relay.adapters.postgres.enqueue import cancelling
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
 from relay.bus.context import created
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor
-from relay.domain.errors import ConfigurationError, InvalidHeader, InvalidKey, UnknownContext
-from relay.domain.identity import identified
+from relay.domain.errors import ConfigurationError, InvalidHeader, InvalidKey, InvalidTimestamp, UnknownContext
+from relay.domain.identity import Id, Identity, identified
 from relay.domain.limits import (
     DEFAULT_MAX_PAYLOAD_BYTES,
     MAX_KEY_BYTES,
@@ -34,7 +36,7 @@ from relay.domain.limits import (
     check_size,
     encode_payload,
 )
-from relay.domain.model import OutboxEvent
+from relay.domain.model import Lifespan, OutboxEvent
 from relay.domain.ordering import UNORDERED, default_key
 from relay.domain.personal import OVERHEAD_BYTES, Masters, Personal, PersonalFields, encrypt, places
 from relay.domain.routing import Routing
@@ -84,13 +86,40 @@ class Outbox:
         self._surely_fits = (max_payload - 2 * WIRE_RESERVE_BYTES - _MAX_OVERHEAD_BYTES) // _MAX_CHAR_BYTES
 
     @overload
-    def add(self, target: SyncTarget, event: Event | BaseModel) -> UUID: ...
+    def add(
+        self,
+        target: SyncTarget,
+        event: Event | BaseModel,
+        *,
+        deliver_at: datetime | timedelta | None = None,
+        expires_at: datetime | None = None,
+        expires_in: timedelta | None = None,
+    ) -> UUID: ...
     @overload
-    def add(self, target: AsyncTarget, event: Event | BaseModel) -> Awaitable[UUID]: ...
-    def add(self, target: SyncTarget | AsyncTarget, event: Event | BaseModel) -> UUID | Awaitable[UUID]:
+    def add(
+        self,
+        target: AsyncTarget,
+        event: Event | BaseModel,
+        *,
+        deliver_at: datetime | timedelta | None = None,
+        expires_at: datetime | None = None,
+        expires_in: timedelta | None = None,
+    ) -> Awaitable[UUID]: ...
+    def add(
+        self,
+        target: SyncTarget | AsyncTarget,
+        event: Event | BaseModel,
+        *,
+        deliver_at: datetime | timedelta | None = None,
+        expires_at: datetime | None = None,
+        expires_in: timedelta | None = None,
+    ) -> UUID | Awaitable[UUID]:
         """Record ``event`` in the open transaction of ``target`` and return the id of its row.
 
-        For an event whose id is text, that is the UUID that stands for the text.
+        For an event whose id is text, that is the UUID that stands for the text. ``deliver_at``: it is
+        published at this time, or so long after the transaction began. ``expires_at``: if it is not
+        published or handled before this time, nobody gets it; ``expires_in``: so long after it is due. These go
+        before what ``event`` says.
 
         With an asynchronous target, await the result. If you forget that, the connection writes the event before
         its next command. If it cannot, it commits nothing. Raises InvalidEvent or a subclass, with a code and the
@@ -98,6 +127,8 @@ class Outbox:
         the row is written; for a session, that is at its commit: DuplicateMessage, FutureEvent by the database's
         clock, WriteConflict and SchemaMissing.
         """
+        if deliver_at is not None or expires_at is not None or expires_in is not None:
+            event = _timed(as_event(event), deliver_at, expires_at, expires_in)
         return then(self.add_many(target, [event]), _only)
 
     @overload
@@ -111,6 +142,28 @@ class Outbox:
         rows = [self._row(as_event(event)) for event in events]
         ids: Sequence[UUID] = [row.id for row in rows]
         return write(target, rows, ids)
+
+    @overload
+    def cancel(self, target: SyncTarget, *, id: Id | None = ..., key: str | None = ...) -> Sequence[UUID]: ...
+    @overload
+    def cancel(
+        self, target: AsyncTarget, *, id: Id | None = None, key: str | None = None
+    ) -> Awaitable[Sequence[UUID]]: ...
+    def cancel(
+        self, target: SyncTarget | AsyncTarget, *, id: Id | None = None, key: str | None = None
+    ) -> Sequence[UUID] | Awaitable[Sequence[UUID]]:
+        """Take an event back that has not left, or all of a partition key, in the open transaction of ``target``.
+
+        Returns the ids of the rows that it has cancelled: none if they have left, or are over. It waits for a
+        publisher that has one in work. Nobody gets them once the transaction commits; after a rollback they go on.
+        Events that the transaction itself has added may be cancelled, too. Raises InvalidKey unless one of ``id``
+        and ``key`` is given, UnsupportedTarget, NoTransaction, and WriteConflict in a transaction whose snapshot
+        is older than the publication.
+        """
+        if (id is None) is (key is None):
+            raise InvalidKey("say which: by id, or by key", field="id")
+        ids = None if id is None else [Identity.of(id).uuid if isinstance(id, str) else id]
+        return cancel(target, *cancelling(ids, key, self._schema))
 
     def _row(self, event: Event) -> OutboxEvent:
         """Fill in the missing values and check everything."""
@@ -148,6 +201,8 @@ class Outbox:
             schema=self._schema,
             personal=None if personal is None else self._encrypting(personal, payload),
         )
+        if event.deliver_at is not None or event.expires_at is not None or event.expires_in is not None:
+            row = _with_times(row, event)
         row.check_not_future(datetime.now(UTC))
         self._check_size(row)
         return row
@@ -233,6 +288,33 @@ def _traced(headers: Mapping[str, str], traceparent: str) -> Mapping[str, str]:
     except InvalidHeader:
         return headers
     return more
+
+
+def _timed(
+    event: Event,
+    deliver_at: datetime | timedelta | None,
+    expires_at: datetime | None,
+    expires_in: timedelta | None,
+) -> Event:
+    """The event with the times that are given, which go before its own."""
+    if deliver_at is not None:
+        event = replace(event, deliver_at=deliver_at, available_at=None)
+    if expires_at is not None or expires_in is not None:
+        event = replace(event, expires_at=expires_at, expires_in=expires_in)
+    return event
+
+
+def _with_times(row: OutboxEvent, event: Event) -> OutboxEvent:
+    """Raises InvalidTimestamp."""
+    due = event.deliver_at
+    if due is not None and not isinstance(due, datetime | timedelta):
+        raise InvalidTimestamp("must be a datetime or a timedelta", field="deliver_at")
+    if due is not None and event.available_at is not None:
+        raise InvalidTimestamp("is given beside deliver_at", field="available_at", hint="give one of the two")
+    delay = due if isinstance(due, timedelta) else None
+    timing = Lifespan(delay, event.expires_at, event.expires_in)
+    at = due if isinstance(due, datetime) else event.available_at
+    return replace(row, available_at=at, timing=None if timing == Lifespan() else timing)
 
 
 def _only(ids: Sequence[UUID]) -> UUID:

@@ -16,9 +16,10 @@ from uuid_utils.compat import uuid7
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, write
 from relay.bus import RequestContext
 from relay.bus.context import created
-from relay.domain.errors import InvalidPayload, PayloadTooLarge
+from relay.domain.errors import InvalidPayload, InvalidTimestamp, PayloadTooLarge
 from relay.domain.identity import Id, identified
 from relay.domain.limits import check_schema, encode_payload
+from relay.domain.model import Lifespan
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, BackgroundTask, InvalidTask
 from relay.domain.traceparent import TRACEPARENT, trace_id
 from tasks.registry import TaskRegistry, plain, registry
@@ -52,6 +53,8 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
     *,
     delay: timedelta | None = None,
     available_at: datetime | None = None,
+    expires_at: datetime | None = None,
+    expires_in: timedelta | None = None,
     queue: str | None = None,
     priority: int | None = None,
     id: UUID | None = None,
@@ -64,7 +67,8 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
 ) -> BackgroundTask:
     """Check a task and fill in the defaults; correlation and trace come from the `RequestContext`.
 
-    ``delay`` or ``available_at``: the earliest start. ``schema``: where the tables of the context are, as in
+    ``delay`` or ``available_at``: the earliest start. ``expires_at``, or ``expires_in`` so long after that: it is
+    not run from then on; without both, its type says. ``schema``: where the tables of the context are, as in
     relay.toml; without it the search_path of the target finds them.
     ``registered=False``: the handler lives in another process. Then its name and payload cannot be checked here,
     and concurrency limits do not hold. Raises UnknownTask, InvalidPayload, PayloadTooLarge and InvalidTask.
@@ -75,6 +79,8 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
         task, queue = handler.type, queue or handler.queue
         priority = handler.priority if priority is None else priority
         text, key = handler.encode(payload)
+        if expires_at is None and expires_in is None:
+            expires_in = handler.expires_in
     elif isinstance(task, str):
         text = encode_payload(plain(payload))
     else:
@@ -101,7 +107,17 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
         metadata=_traced(_metadata(metadata or {}), request, task, id),
         originals=originals,
         schema=check_schema(schema),
+        lifespan=_lifespan(expires_at, expires_in),
     )
+
+
+def _lifespan(expires_at: datetime | None, expires_in: timedelta | None) -> Lifespan | None:
+    if expires_at is None and expires_in is None:
+        return None
+    try:
+        return Lifespan(None, expires_at, expires_in)
+    except InvalidTimestamp as error:
+        raise InvalidTask(error.message, field=error.field) from None
 
 
 def _traced(metadata: Mapping[str, Any], request: RequestContext, name: str, id: UUID) -> Mapping[str, Any]:

@@ -71,6 +71,7 @@ class TaskHandler:
     time_limit: timedelta
     limits: TaskLimits
     key: Key | None
+    expires_in: timedelta | None = None
 
     @property
     def adapter(self) -> TypeAdapter[Any]:
@@ -191,6 +192,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
     concurrency: int | None = None,
     concurrency_key: Key | None = None,
     retry: RetryFunction | None = None,
+    expires_in: str | None = None,
     into: TaskRegistry = registry,
 ) -> Callable[[Decorated], Decorated]:
     """Register a function as the handler of a type of task; it stays an ordinary function.
@@ -199,7 +201,8 @@ def task(  # noqa: PLR0913 - each option is one keyword
     ``time_limit``: for one attempt. ``rate_limit``: ``"100/1m"``, starts of this type, evenly spaced over all
     workers; with ``rate_per_key``, of each key. ``concurrency``: how many may run at once, of the type or of each
     ``concurrency_key`` (a field of the payload, or a function of it). ``retry``: says instead of ``backoff``, for
-    each exception, when to try again; see `RetryFunction`. Raises InvalidTask and InvalidHandler.
+    each exception, when to try again; see `RetryFunction`. ``expires_in``: so long after it is due a
+    task is stale, and is not run. Raises InvalidTask and InvalidHandler.
     """
     if concurrency_key is not None and concurrency is None and not rate_per_key:
         raise InvalidTask("needs a limit", field="concurrency_key", hint="concurrency=1")
@@ -218,6 +221,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
         "time_limit": _duration(time_limit, "time_limit"),
         "limits": TaskLimits(concurrency, interval, rate_per_key),
         "key": concurrency_key,
+        "expires_in": None if expires_in is None else _duration(expires_in, "expires_in"),
     }
 
     def register(function: Decorated) -> Decorated:

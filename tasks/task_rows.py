@@ -32,6 +32,7 @@ from relay.domain.facts import (
     FactSink,
     TaskAnswered,
     TaskCompleted,
+    TaskExpired,
     TaskFailed,
     TaskPutOff,
     TaskRetried,
@@ -40,7 +41,17 @@ from relay.domain.facts import (
 )
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
 from relay.domain.model import HandlerResult, Verdict
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Retry, decide, unanswered
+from relay.domain.policies import (
+    EXPIRED,
+    Ack,
+    DeadLetter,
+    DeadLetterClass,
+    Disposition,
+    Retry,
+    TooLate,
+    decide,
+    unanswered,
+)
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later
 from relay.domain.tasks import DEFAULT_QUEUE, BackgroundTask, ClaimedTask, PutOff, TaskRef
@@ -150,6 +161,8 @@ class TaskRows:
         handler = self._handler(claim)
         if claim.processed:
             return Decided(Ack())
+        if claim.stale:
+            return Decided(TooLate(EXPIRED, DeadLetterClass.DETERMINISTIC))
         if claim.attempts > handler.policy.max_attempts:
             return Decided(unanswered(claim.attempts - 1))
         try:
@@ -193,8 +206,12 @@ class TaskRows:
 
     async def conclude(self, claim: ClaimedTask, verdict: Retry | DeadLetter) -> timedelta | None:
         """Record a failure."""
-        self.tallies[claim.type].failed += 1
         try:
+            if isinstance(verdict, TooLate):
+                if await self.tasks.expire(claim):
+                    self.facts(TaskExpired(**self._about(claim)))
+                return None
+            self.tallies[claim.type].failed += 1
             if isinstance(verdict, DeadLetter):
                 if await self._fail(claim, verdict):
                     self.facts(TaskFailed(**self._about(claim), error=verdict.reason))

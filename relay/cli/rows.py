@@ -147,8 +147,11 @@ def _argument_options(action: Action) -> Options:
     types: dict[str, Any] = {"number": int}
     return {
         f"argument_{it.name}": (
-            Annotated[types.get(it.form, str), typer.Option(f"--{it.name}", help=f"{it.meaning}: {it.hint}.")],
-            ...,
+            Annotated[
+                types.get(it.form, str),
+                typer.Option(f"--{it.name.replace('_', '-')}", help=f"{it.meaning}: {it.hint}."),
+            ],
+            "" if it.optional else ...,
         )
         for it in action.arguments
     }

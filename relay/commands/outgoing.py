@@ -9,6 +9,7 @@ from typing import Final
 from relay.domain.actor import check_actor
 from relay.domain.envelopes import Envelope, Outgoing, encode
 from relay.domain.errors import InvalidEvent, InvalidHeader, InvalidKey, PayloadTooLarge
+from relay.domain.expiry import EXPIRES_AT
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, check_id
 from relay.domain.limits import check_headers, check_payload_text, check_size
 from relay.domain.routing import EXPECTED_STREAM, Routing
@@ -29,9 +30,8 @@ def outgoing(
 ) -> Message:
     """Check a row again, because any program may have inserted it, and encode it. Raises InvalidEvent."""
     # Unpacked at once, and positional arguments below: names would cost a third of the time for a message.
-    id, name, version, payload, at, correlation, causation, key, topic, given, _, generation, other, named, seq = (
-        row
-    )
+    (id, name, version, payload, at, correlation, causation, key, topic, given, _, generation, other, named, seq,
+     expires_at) = row  # fmt: skip
     if payload is None:
         raise PayloadTooLarge("takes more bytes than the server takes", field="payload")
     if len(key) > _MAX_KEY_CHARS:
@@ -53,6 +53,8 @@ def outgoing(
         stream = check_stream(named)
     if stream is not None:
         wire_headers[EXPECTED_STREAM] = stream
+    if expires_at:
+        wire_headers[EXPIRES_AT] = expires_at
     if len(body) + 12 * len(key) + _MAX_OVERHEAD_BYTES > max_payload:
         around = sum(len(header) + len(value) + 4 for header, value in wire_headers.items())
         check_size(len(subject) + len(body) + around, max_payload)

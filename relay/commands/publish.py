@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -15,10 +15,22 @@ from relay.commands.outgoing import outgoing, shown_ids, trace_of
 from relay.concurrency import FairSlots
 from relay.domain.controls import UNCONTROLLED, Controls, What, put_off, uncontrolled
 from relay.domain.envelopes import Envelope
-from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable
-from relay.domain.facts import EventDied, FactSink, MadeLater, OutboxEventsPublished, Publication, PublishFailed
+from relay.domain.errors import BrokerUnreachable, InvalidEvent, NotPublishable, Stale
+from relay.domain.expiry import TTL, ttl_of
+from relay.domain.facts import (
+    EventDied,
+    EventExpired,
+    FactSink,
+    MadeLater,
+    OutboxEventsPublished,
+    Publication,
+    PublishFailed,
+)
+from relay.domain.operators import LONGER
 from relay.domain.ordering import Shard, halves
 from relay.domain.policies import (
+    EXPIRED,
+    Expired,
     GiveUp,
     NotSent,
     OutcomeUnknown,
@@ -33,7 +45,15 @@ from relay.domain.retry import RetryPolicy
 from relay.domain.routing import Routing
 from relay.domain.traceparent import find
 from relay.failpoints import reach
-from relay.ports import ClaimedBatch, JetStreamPublisher, Message, OutboxRepository, OutboxRow, PublishFailure
+from relay.ports import (
+    ClaimedBatch,
+    Expiry,
+    JetStreamPublisher,
+    Message,
+    OutboxRepository,
+    OutboxRow,
+    PublishFailure,
+)
 
 #: After this many batches, both halves of a shard stop and the busy lanes are divided again. An event in a quiet
 #: lane waits no longer than this.
@@ -42,6 +62,8 @@ _HALF_BATCHES: Final = 8
 _BATCHES: Final = 4
 #: After this many characters of payloads, the other tasks on the event loop may run.
 _PORTION_CHARS: Final = 1_000_000
+#: A body that leaves less room than this gets no further header, in bytes.
+_TTL_ROOM: Final = 32_768
 #: How often to look, while publishing is paused, whether it goes on, in seconds.
 _RESTING_S: Final = 1.0
 
@@ -52,6 +74,8 @@ class PublishConfig:
 
     ``system_actor``: who acts, in an envelope that needs somebody, if the event names nobody.
     A batch has at most ``batch_size`` events. It ends with the event that brings it to ``batch_bytes`` of text.
+    ``expires_in``: how long events of a type may be published that say nothing themselves. ``ttl``:
+    whether its streams remove what expires.
     ``dead_head_blocks``: whether an event that can never be published holds back the later ones of its key.
     """
 
@@ -59,6 +83,8 @@ class PublishConfig:
     envelope: Envelope | str
     batch_size: int = 300
     batch_bytes: int = 4 * 1024**2
+    expires_in: Mapping[str, timedelta] = field(default_factory=dict)
+    ttl: bool = False
     policy: RetryPolicy = RetryPolicy(max_attempts=10)
     system_actor: str = "system"
     dead_head_blocks: bool = False
@@ -75,6 +101,7 @@ class _Settled:
     failures: Sequence[PublishFailure]
     begun: float
     seconds: float
+    expired: Sequence[OutboxRow] = ()
 
     def published(self) -> list[Publication]:
         """What is reported of the published rows."""
@@ -93,8 +120,8 @@ class _Settled:
 
     @property
     def freed(self) -> bool:
-        """Whether an event became dead, so that later events of its key may be published."""
-        return any(failure.delay is None for failure in self.failures)
+        """Whether an event became dead or expired, so that later events of its key may be published."""
+        return bool(self.expired) or any(failure.delay is None for failure in self.failures)
 
 
 class PublishOutboxEvents:
@@ -175,8 +202,8 @@ class PublishOutboxEvents:
     async def publish(self, outbox_event_id: UUID) -> Published:
         """CMD-050 for one event, which may also be dead or in back-off.
 
-        Raises NotPublishable if the event is unknown, already published, refused by the broker, or behind an
-        unpublished event of its key. Raises BrokerUnreachable and DatabaseUnreachable.
+        Raises Stale if its time is over, and NotPublishable if it is unknown, already published, refused by the
+        broker, or behind an unpublished event of its key. Raises BrokerUnreachable and DatabaseUnreachable.
         """
         async with self._outbox.find_one(outbox_event_id) as claim:
             settled = await self._publish(claim)
@@ -185,6 +212,8 @@ class PublishOutboxEvents:
         match settled.outcomes.get(str(outbox_event_id)):
             case Published() as published:
                 return published
+            case Expired(at):
+                raise Stale(f"event {outbox_event_id} was worth publishing until {at}", hint=LONGER)
             case None:
                 raise NotPublishable(
                     f"event {outbox_event_id} is unknown, published, or waits for an earlier one of its key"
@@ -194,7 +223,16 @@ class PublishOutboxEvents:
 
     async def _publish(self, claim: ClaimedBatch, controls: Controls = UNCONTROLLED) -> _Settled:
         """Publish the claimed rows and settle them inside the claim."""
-        messages, outcomes = await self._prepare(claim.rows, controls)
+        rows = claim.rows
+        judged: Mapping[str, Expiry] = {}
+        expired: list[OutboxRow] = []
+        if expiring := self._expiring(rows):
+            judged = await claim.expire(expiring)
+            rows, expired = _parted(rows, judged)
+        messages, outcomes = await self._prepare(rows, controls)
+        if judged and self._config.ttl and self._publisher.takes_ttl:
+            most = self._publisher.max_payload - _TTL_ROOM
+            messages = [_removed_in_time(it, judged.get(it.id), most) for it in messages]
         begun, since, seconds = time.time(), time.perf_counter(), 0.0
         if messages:
             reach("after_claim")
@@ -209,12 +247,23 @@ class PublishOutboxEvents:
             else:
                 stored = f"{acks[id].stream} has it as {acks[id].seq}"
                 outcomes[id] = RowRejected(f"{stored}, but its row cannot be settled: {marked}")
-        failures = self._failures(claim.rows, outcomes) if len(times) < len(claim.rows) else []
+        failures = self._failures(rows, outcomes) if len(times) < len(rows) else []
         await claim.increment_attempts(failures)
         if messages:
             reach("after_mark_before_commit")
         sent = {message.id: message for message in messages}
-        return _Settled(claim.rows, sent, times, outcomes, failures, begun, seconds)
+        outcomes |= {row.id: Expired(row.expires_at or "") for row in expired}
+        return _Settled(rows, sent, times, outcomes, failures, begun, seconds, expired)
+
+    def _expiring(self, rows: Sequence[OutboxRow]) -> dict[str, timedelta | None]:
+        """The events that say until when they are worth publishing, or whose type does: by its default."""
+        if usual := self._config.expires_in:
+            return {
+                it.id: usual.get(it.event_type)
+                for it in rows
+                if it.expires_at is not None or it.event_type in usual
+            }
+        return {it.id: None for it in rows if it.expires_at is not None}
 
     async def _prepare(
         self, rows: Sequence[OutboxRow], controls: Controls
@@ -277,6 +326,8 @@ class PublishOutboxEvents:
     def _report(self, settled: _Settled) -> None:
         """State the facts after the claim is committed: EVT-047-001 for the published events."""
         context = self._config.routing.context
+        for row in settled.expired:
+            self._facts(EventExpired(**self._about(row, f"{EXPIRED} ({row.expires_at})")))
         if settled.times:
             acks = [out for out in settled.outcomes.values() if type(out) is Published]
             self._facts(
@@ -297,19 +348,38 @@ class PublishOutboxEvents:
         for row in settled.rows if failed else ():
             if (failure := failed.get(row.id)) is None or isinstance(settled.outcomes[row.id], Paused):
                 continue
-            id, correlation_id, causation_id = shown_ids(row)
-            about: dict[str, Any] = {
-                "context": self._config.routing.context,
-                "outbox_id": id,
-                "correlation_id": correlation_id,
-                "causation_id": causation_id,
-                "trace_id": trace_of(row),
-                "error": failure.error,
-            }
+            about = self._about(row, failure.error)
             if failure.delay is None:
                 self._facts(EventDied(**about))
             else:
                 self._facts(PublishFailed(**about, attempts=max(1, row.publish_attempts + failure.counts)))
+
+    def _about(self, row: OutboxRow, error: str) -> dict[str, Any]:
+        id, correlation_id, causation_id = shown_ids(row)
+        return {
+            "context": self._config.routing.context,
+            "outbox_id": id,
+            "correlation_id": correlation_id,
+            "causation_id": causation_id,
+            "trace_id": trace_of(row),
+            "error": error,
+        }
+
+
+def _parted(
+    rows: Sequence[OutboxRow], judged: Mapping[str, Expiry]
+) -> tuple[Sequence[OutboxRow], list[OutboxRow]]:
+    """The rows that are worth publishing, with their times, and the stale ones."""
+    rows = [row if (it := judged.get(row.id)) is None else row._replace(expires_at=it.expires_at) for row in rows]
+    stale = {id for id, it in judged.items() if it.stale}
+    return [row for row in rows if row.id not in stale], [row for row in rows if row.id in stale]
+
+
+def _removed_in_time(message: Message, expiry: Expiry | None, most: int) -> Message:
+    """The message, which its stream removes when its time is over. One of more than ``most`` bytes has no room."""
+    if expiry is None or expiry.seconds is None or len(message.body) > most:
+        return message
+    return message._replace(headers={**message.headers, TTL: ttl_of(expiry.seconds)})
 
 
 def _age(occurred_at: str, now: datetime) -> timedelta:

@@ -43,6 +43,7 @@
     ├── NotParked               NOT_PARKED
     ├── NotStoppable            NOT_STOPPABLE
     ├── NotStopped              NOT_STOPPED
+    ├── Stale                   EXPIRED
     ├── NotReplayable           NOT_REPLAYABLE
     ├── NotRetryable            NOT_RETRYABLE
     ├── UnknownMessage          UNKNOWN_MESSAGE
@@ -361,8 +362,14 @@ class NotStoppable(RelayError):
     code = "NOT_STOPPABLE"
 
 
+class Stale(RelayError):
+    """The event, message or task is stale: its time is over, and nobody gets it."""
+
+    code = "EXPIRED"
+
+
 class NotStopped(RelayError):
-    """The message is not held, or the event or message is not discarded."""
+    """The message is not held, or the event or message is neither discarded nor expired."""
 
     code = "NOT_STOPPED"
 

@@ -123,6 +123,11 @@ class EventDied(EventFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventExpired(EventFact):
+    """The event was stale before it was published. It is kept, and nobody gets it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProducersBraked(Fact):
     """The outbox is full. From now on they notice it: ``action`` is warn, delay or refuse.
 
@@ -221,6 +226,11 @@ class MessageFact(Fact):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageProcessed(MessageFact):
     """A handler processed a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageExpired(MessageFact):
+    """The message was stale before its handler was called. It is kept, and no handler gets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +398,11 @@ class TaskFact(Fact):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCompleted(TaskFact):
     """A handler completed a task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskExpired(TaskFact):
+    """The task was stale before its function was called. It is kept, and not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from relay.domain.errors import (
 from relay.domain.identity import (
     Id,
 )
+from relay.domain.operators import stale
 from relay.domain.policies import DeadLetterClass
 
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
@@ -95,6 +96,7 @@ class Candidate:
     readable: bool
     waiting: bool
     confirmed: bool = True
+    stale: bool = False
 
 
 def requeue_refusal(candidate: Candidate) -> RelayError | None:
@@ -116,7 +118,7 @@ def requeue_refusal(candidate: Candidate) -> RelayError | None:
         )
     if not candidate.waiting:
         return gone()
-    return None
+    return stale() if candidate.stale else None
 
 
 def gone() -> RelayError:

@@ -26,8 +26,34 @@ SAYS_WHEN: Final = frozenset({429, 503})
 #: The statuses below 500 that say "not now".
 _NOT_NOW: Final = frozenset({408, 429})
 
+#: The longest time that may be given.
+LONGEST_SPAN: Final = timedelta(days=36500)
 #: How far ``occurred_at`` may run ahead of the clock that checks it (chk_occurred_not_future).
 CLOCK_TOLERANCE: Final = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifespan:
+    """Times of an event or task that count from its transaction, by the database's clock, and its end.
+
+    ``delay``: it is due so much later. ``expires_at``: it is worth nothing from then on; ``expires_in``: so long
+    after it is due. Raises InvalidTimestamp.
+    """
+
+    delay: timedelta | None = None
+    expires_at: datetime | None = None
+    expires_in: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.expires_at is not None:
+            _check_moment(self.expires_at, "expires_at")
+            if self.expires_in is not None:
+                raise InvalidTimestamp(
+                    "is given beside expires_at", field="expires_in", hint="give one of the two"
+                )
+        for name, span in (("deliver_at", self.delay), ("expires_in", self.expires_in)):
+            if span is not None and (type(span) is not timedelta or not timedelta() < span <= LONGEST_SPAN):
+                raise InvalidTimestamp("must be a time of more than nothing and at most 100 years", field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +65,7 @@ class OutboxEvent:
     ``available_at``: the event is not published before this time.
     ``stream``: the stream that must store it. ``schema``: where its table is; None follows the search_path.
     ``occurred_at``: None means the time of the transaction.
-    ``originals``: the texts of ids that are no UUIDs.
+    ``originals``: the texts of ids that are no UUIDs. ``timing``: see `Lifespan`; most events have none.
     ``payload``: JSON text, already checked by `relay.domain.limits.encode_payload`.
     ``personal``: what encrypts fields of it before the row is written; None if nothing does.
 
@@ -63,6 +89,7 @@ class OutboxEvent:
     stream: str | None = None
     schema: str | None = None
     personal: Personal | None = None
+    timing: Lifespan | None = None
 
     def __post_init__(self) -> None:
         self._check_identity()

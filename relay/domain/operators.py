@@ -18,11 +18,16 @@ from relay.domain.errors import (
     NotStoppable,
     NotStopped,
     RelayError,
+    Stale,
 )
 
 Id = TypeVar("Id")
 State = TypeVar("State")
 _MAX_ACTOR_CHARS: Final = 200
+#: The class of a message whose time was over before its call: it counts as processed, too.
+EXPIRED: Final = "expired"
+#: How a stale row goes on.
+LONGER: Final = "--expires-in 10m gives it a new time, never lets it go on whatever the time"
 #: The class of a message that an operator has given up: it counts as processed, and no handler had it.
 DISCARDED: Final = "discarded"
 
@@ -105,38 +110,56 @@ def judge(
 class EventState:
     """The facts that decide about an action on an event. ``failed``: dead, or failed at least once.
 
-    ``discarded``: an operator has given it up. Then it is not ``published``.
+    ``discarded``: an operator has given it up. ``expired``: its time was over first. Then it is not ``published``.
+    ``stale``: its time is over.
     """
 
     published: bool
     failed: bool
     discarded: bool = False
+    expired: bool = False
+    stale: bool = False
+
+
+def stale() -> RelayError:
+    """The refusal if a row is worth nothing any more, and gets no new time."""
+    return Stale("is stale: its time is over", hint=LONGER)
 
 
 def retry_refusal(event: EventState) -> RelayError | None:
     """Why an event cannot be tried again; None if it can."""
+    if event.expired:
+        return NotPublishable("is expired", hint=f"relay outbox reopen: {LONGER}")
     if event.discarded:
         return NotPublishable("is discarded", hint="relay outbox reopen lets it go on")
     if event.published:
         return NotPublishable("is published", hint="relay outbox replay publishes it once more")
-    return None if event.failed else NotPublishable("has not failed: it is published in its turn")
+    if not event.failed:
+        return NotPublishable("has not failed: it is published in its turn")
+    return stale() if event.stale else None
 
 
 def replay_refusal(event: EventState) -> RelayError | None:
     """Why an event cannot be published again; None if it can."""
-    return None if event.published else NotReplayable("is not published yet", hint="relay outbox retry")
+    if not event.published:
+        return NotReplayable("is not published yet", hint="relay outbox retry")
+    return stale() if event.stale else None
 
 
 def discard_refusal(event: EventState) -> RelayError | None:
     """Why an event cannot be given up; None if it is not in the stream yet."""
     if event.published:
         return NotStoppable("is published", hint="its consumers can discard it: relay inbox list")
+    if event.expired:
+        return NotStoppable("is expired: nobody gets it")
     return NotStoppable("is discarded already") if event.discarded else None
 
 
 def reopen_refusal(event: EventState) -> RelayError | None:
-    """Why an event cannot go on; None if it is discarded."""
-    return None if event.discarded else NotStopped("is not discarded", hint="relay outbox list --status discarded")
+    """Why an event cannot go on; None if it is discarded or expired, and has time left."""
+    if not (event.discarded or event.expired):
+        return NotStopped("is not discarded", hint="relay outbox list --status discarded")
+    return stale() if event.stale else None
 
 
 # --- messages of the inbox ------------------------------------------------------------------------
@@ -146,6 +169,7 @@ _NOT_FAILING: Final = {
     "parked": "relay parked release",
     "held": "relay inbox release",
     "discarded": "relay inbox reopen",
+    "expired": "relay inbox reopen",
 }
 
 
@@ -153,17 +177,18 @@ _NOT_FAILING: Final = {
 class MessageState:
     """The fact that decides about an action: the state of the message, such as waiting or running.
 
-    ``incident``: that of a dead message.
+    ``incident``: that of a dead message. ``stale``: its time is over.
     """
 
     status: str
     incident: int | None = None
+    stale: bool = False
 
 
 def message_refusal(message: MessageState) -> RelayError | None:
     """Why a message cannot be tried at once; None if it waits for its next attempt."""
     if message.status == "failing":
-        return None
+        return stale() if message.stale else None
     if message.status == "dead":
         return NotRetryable("is dead", hint=f"relay dlq requeue {message.incident or ''}".rstrip())
     return NotRetryable(f"is {message.status}", hint=_NOT_FAILING.get(message.status))
@@ -185,7 +210,7 @@ def _stop_refusal(message: MessageState, what: str) -> RelayError | None:
             return NotStoppable(f"is in work, not {what}", hint="once it has ended: the same again, if it failed")
         case "dead":
             return NotStoppable("is dead", hint=f"relay dlq discard {message.incident or ''}".rstrip())
-        case "processed" | "discarded" as status:
+        case "processed" | "discarded" | "expired" as status:
             return NotStoppable(f"is {status}")
     return None
 
@@ -198,7 +223,7 @@ def release_refusal(message: MessageState) -> RelayError | None:
 
 
 def message_reopen_refusal(message: MessageState) -> RelayError | None:
-    """Why a message cannot go on; None if it is discarded."""
-    if message.status == DISCARDED:
-        return None
+    """Why a message cannot go on; None if it is discarded or expired, and has time left."""
+    if message.status in (DISCARDED, EXPIRED):
+        return stale() if message.stale else None
     return NotStopped(f"is not discarded but {message.status}", hint="relay inbox list --status discarded")

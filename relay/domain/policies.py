@@ -58,6 +58,11 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class TooLate(DeadLetter):
+    """Over without a call, because its time has passed. No dead letter is made of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
     """Record the error, and try again after ``delay``. ``counts``: whether this was an attempt.
 
@@ -80,6 +85,8 @@ _HELD_WAIT: Final = timedelta(seconds=10)
 Disposition: TypeAlias = Ack | DeadLetter | Retry
 
 
+#: Why something that is stale was not published, handled or run, in its row.
+EXPIRED: Final = "EXPIRED: its time was over before its turn came"
 #: How long a repeat is recognised: operators requeue dead letters for weeks.
 KEEP: Final = timedelta(days=30)
 #: More attempts than anyone can need: no limit.
@@ -204,7 +211,14 @@ class Paused:
     delay: timedelta
 
 
-PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream | NotSent | Paused
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Not sent, and over: its time had passed, by the clock of the database. ``at``: then."""
+
+    at: str
+
+
+PublishOutcome: TypeAlias = Published | OutcomeUnknown | RowRejected | NoStream | NotSent | Paused | Expired
 #: Why an event of a paused type was not sent, in its row. Statements look for the word before the colon.
 EVENTS_PAUSED: Final = "EVENTS_PAUSED: events of this type are paused (relay outbox resume --type)"
 
@@ -217,7 +231,7 @@ class GiveUp:
 
 
 def after_publish_failure(
-    outcome: OutcomeUnknown | RowRejected | NoStream | NotSent | Paused,
+    outcome: OutcomeUnknown | RowRejected | NoStream | NotSent | Paused | Expired,
     attempts: int,
     policy: RetryPolicy,
     chance: float,
@@ -229,7 +243,7 @@ def after_publish_failure(
     event, an operator has to act: no attempt is spent, and the back-off depends on the age.
     """
     match outcome:
-        case OutcomeUnknown() | NotSent():
+        case OutcomeUnknown() | NotSent() | Expired():
             return None
         case Paused(wait):
             return Retry(wait, EVENTS_PAUSED, counts=False)

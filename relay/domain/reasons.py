@@ -82,6 +82,8 @@ CODES: Final = (
     ),
     Code("invalid_event", "(INVALID_[A-Z]+|FUTURE_EVENT)", "its subject, header, payload or time is invalid"),
     Code("not_permitted", "NATS lets this user not ", "the user of NATS lacks a right"),
+    Code("cancelled", "CANCELLED: ", "its producer took it back"),
+    Code("expired", "EXPIRED: ", "its time was over before its turn came"),
     Code(
         "row_refused",
         ".*, but its row cannot be settled: ",

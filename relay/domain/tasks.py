@@ -12,6 +12,8 @@ from uuid import UUID
 
 from relay.domain.errors import NotReopenable, NotRetryable, RelayError
 from relay.domain.identity import Originals
+from relay.domain.model import Lifespan
+from relay.domain.operators import stale
 
 DEFAULT_QUEUE: Final = "default"
 #: 0 goes first, 100 last.
@@ -79,7 +81,7 @@ class BackgroundTask:
     ``payload``: JSON text. ``available_at`` or ``delay``: the task does not start before. A delay counts from the
     moment the row is written, by the database's clock. ``concurrency_key``: tasks of one key share a limit of how
     many run at the same time. ``schema``: where its table is; None follows the search_path. ``originals``: the
-    texts of ids that are no UUIDs. Raises InvalidTask.
+    texts of ids that are no UUIDs. ``lifespan``: until when it is worth running. Raises InvalidTask.
     """
 
     id: UUID
@@ -95,6 +97,7 @@ class BackgroundTask:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     originals: Originals = field(default_factory=dict)
     schema: str | None = None
+    lifespan: Lifespan | None = None
 
     def __post_init__(self) -> None:
         check_type(self.type)
@@ -145,22 +148,25 @@ class ClaimedTask:
     processed: bool
     #: Since when it could be run: when it was recorded, or the time that it was scheduled for.
     due_at: datetime
+    #: Whether its time is over, so that it is not run.
+    stale: bool = False
     #: `time.monotonic` before the claim was requested. The lease does not end earlier than its length after this.
     since: float = field(default=math.inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """The facts that decide whether an operator's action on a task is allowed."""
+    """The facts that decide whether an operator's action on a task is allowed. ``stale``: its time is over."""
 
     status: str
     running: bool
+    stale: bool = False
 
 
 def retry_refusal(task: TaskState) -> RelayError | None:
     """Why a task cannot be run again; None if it can."""
-    if task.status in ("failed", "cancelled"):
-        return None
+    if task.status in ("failed", "cancelled", "expired"):
+        return stale() if task.stale else None
     hint = "its effect exists already" if task.status == "completed" else "it is run in its turn"
     return NotRetryable(f"is {task.status}", hint=hint)
 
@@ -174,7 +180,9 @@ def cancel_refusal(task: TaskState) -> RelayError | None:
 
 def reopen_refusal(task: TaskState) -> RelayError | None:
     """Why the cancelling of a task cannot be taken back; None if it can."""
-    return None if task.status == "cancelled" else NotReopenable(f"is {task.status}")
+    if task.status not in ("cancelled", "expired"):
+        return NotReopenable(f"is {task.status}")
+    return stale() if task.stale else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ _TONES: Final = {
     "good": "published processed completed requeued resolved finished working stored done yes healthy there ok"
     " runs",
     "busy": "running delivered started waiting delayed pending starting ending",
-    "warn": "failing retrying put-off skipped missed warning warn warned unknown parked held discarded paused"
-    " limited ticket",
+    "warn": "failing retrying put-off skipped missed warning warn warned unknown parked held discarded expired"
+    " paused limited ticket",
     "bad": "dead failed open lost error refused missing dead-letter down page",
 }
 _TONE_OF: Final = {state: tone for tone, states in _TONES.items() for state in states.split()}

@@ -23,6 +23,7 @@ class StreamSpec:
 
     ``max_age`` None keeps messages for ever. ``max_bytes`` and ``max_msgs_per_subject`` are -1 for no
     limit. A full stream refuses new messages instead of dropping old ones. ``no_ack``: it confirms nothing.
+    ``message_ttl``: it removes messages that expire; a stream that does so already goes on.
     """
 
     name: str
@@ -33,6 +34,7 @@ class StreamSpec:
     replicas: int = 1
     duplicate_window: timedelta = timedelta(seconds=120)
     no_ack: bool = False
+    message_ttl: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from relay.ports.inbox import (
     Inserted,
 )
 from relay.ports.incidents import Compared, DeadPlace, IncidentRecords
-from relay.ports.outbox import ClaimedBatch, OutboxRepository, OutboxRow, PublishFailure
+from relay.ports.outbox import ClaimedBatch, Expiry, OutboxRepository, OutboxRow, PublishFailure
 from relay.ports.stream import (
     ConsumerState,
     Delivery,
@@ -40,6 +40,7 @@ __all__ = [
     "DeadPlace",
     "Delivery",
     "EventHandler",
+    "Expiry",
     "HandlerRequest",
     "HeldMessage",
     "InboxAudit",

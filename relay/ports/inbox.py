@@ -139,6 +139,12 @@ class InboxReceiver(Protocol):
         lasts with all before it. So use it for what JetStream delivers again. An ordered inbox ignores it.
         """
 
+    async def note_expiry(self, ends: Mapping[UUID, datetime | None], expires_in: timedelta | None = None) -> None:
+        """Note until when messages are worth handling, by the keys of their rows: until the earlier of the times.
+
+        ``ends``: the time that each names. ``expires_in``: so long after it occurred, or came.
+        """
+
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
         """Count the rows that are handled or can be handled now, up to ``limit``.
 
@@ -159,6 +165,7 @@ class InboxSettlement(Protocol):
         """Claim a row for ``lease`` and count the attempt. None if the row is not due, claimed or finished.
 
         If no attempts are left, the row is returned rejected: its last worker died before it could record that.
+        If its time is over, it is rejected as `TooLate`.
         """
 
     async def renew(self, claim: ClaimedMessage, lease: timedelta) -> bool:
@@ -172,6 +179,9 @@ class InboxSettlement(Protocol):
 
     async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         """Record the verdict before the dead letter is published, so that the handler is not called again."""
+
+    async def expire(self, claim: ClaimedMessage) -> bool:
+        """Settle a message that a claim has found stale. False when the claim was lost."""
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
         """Set dead_lettered_at after the dead letter is stored. False when the claim was lost."""

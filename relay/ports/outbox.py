@@ -36,6 +36,16 @@ class OutboxRow(NamedTuple):
     stream: str | None = None
     #: Its place among the events of its key: a later one has a larger number.
     seq: int = 0
+    #: Until when it is worth publishing; None for a type's default or none, or for ever.
+    expires_at: str | None = None
+
+
+class Expiry(NamedTuple):
+    """What became of an event that expires. ``seconds``: how long it has left; None for ever."""
+
+    stale: bool
+    expires_at: str
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,13 @@ class ClaimedBatch(Protocol):
     @property
     def begun(self) -> float:
         """When the claim began, on the monotonic clock."""
+
+    async def expire(self, events: Mapping[str, timedelta | None]) -> Mapping[str, Expiry]:
+        """Settle those of these events that are stale, by the clock of the rows: nobody publishes them.
+
+        The values: how long an event without a time of its own may be published after it is due. That is recorded.
+        A row that cannot be updated is not in the answer.
+        """
 
     async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
         """Record the PubAck of each id in one statement.

@@ -25,6 +25,10 @@ class JetStreamPublisher(Protocol):
 
     max_payload: int
 
+    @property
+    def takes_ttl(self) -> bool:
+        """Whether messages may say when their stream removes them (`relay.domain.expiry.TTL`)."""
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Publish one message and wait for its PubAck. It is safe to repeat with the same Nats-Msg-Id."""
 

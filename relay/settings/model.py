@@ -101,6 +101,7 @@ class StreamSettings(Section):
 
     ``max_age`` "unlimited" keeps messages for ever. ``replicas``: 3 in production. ``no_ack``: the stream confirms
     nothing. It is for subjects of requests: else they would get a PubAck as their answer. No event goes there.
+    ``message_ttl``: it removes messages that expire by itself; by default where types of the context do.
     """
 
     name: BrokerName
@@ -111,6 +112,7 @@ class StreamSettings(Section):
     replicas: int = Field(default=1, ge=1, le=5)
     duplicate_window: Duration = Field(default=_seconds(120), ge=timedelta(milliseconds=100))
     no_ack: bool = False
+    message_ttl: bool = False
 
     def spec(self) -> StreamSpec:
         """Return what the broker must hold."""
@@ -206,6 +208,7 @@ class SubscriptionSettings(HttpSettings):
     ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
     ``concurrency``: how many messages run at once. ``rate``: how many begin in a time, evenly spaced; with
     ``rate_per_key`` of each partition key. An operator's limit goes before both.
+    ``expires_in``: a message that is not handled so long after it occurred is stale: its handler does not get it.
     ``circuit``: while the handler is away, only single messages are tried, and none loses an attempt. It counts as
     away when ``circuit_failures`` calls in a row have failed, for ``circuit_messages`` messages at least.
     ``circuit_probe_max``: the longest pause between two messages that are tried meanwhile. ``circuit_longest``:
@@ -241,6 +244,7 @@ class SubscriptionSettings(HttpSettings):
     concurrency: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
     rate: Rate | None = None
     rate_per_key: bool = False
+    expires_in: Duration | None = None
     handler_timeout: Duration = _seconds(30)
     connect_timeout: Duration = _seconds(5)
     max_attempts: int = Field(default=20, ge=1)
@@ -319,7 +323,8 @@ class ContextSettings(Section):
     as many replicas as the events. ``error_detail`` applies to tasks, cron jobs, and subscriptions without their
     own value. ``system_actor``: who acts in a message-envelope, if the event names nobody. ``search``: by which
     fields of their payloads events of a type are found; `relay db index` makes the indexes. ``personal``: which
-    fields of their payloads are encrypted, by type.
+    fields of their payloads are encrypted, by type. ``expires_in``: how long events of a type are worth publishing
+    and handling after they are due, if they say nothing themselves.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -346,6 +351,7 @@ class ContextSettings(Section):
     queries: QueriesSettings | None = None
     search: dict[SearchedType, SearchedFields] = Field(default_factory=dict)
     personal: dict[SearchedType, PersonalFieldsSettings] = Field(default_factory=dict)
+    expires_in: dict[SearchedType, Duration] = Field(default_factory=dict)
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     @property
@@ -407,8 +413,9 @@ class ContextSettings(Section):
         if not isinstance(data, dict) or "name" not in data:
             return data
         name = str(data["name"])
-        streams = {key: _under({"name": key}, it) for key, it in tables(data.get("streams"))}
-        stream = {"name": f"{name.upper()}_EVENTS", "subjects": [event_subjects(name)]}
+        ttl = {"message_ttl": True} if data.get("expires_in") else {}
+        streams = {key: _under({"name": key, **ttl}, it) for key, it in tables(data.get("streams"))}
+        stream = {**ttl, "name": f"{name.upper()}_EVENTS", "subjects": [event_subjects(name)]}
         dlq = {
             "name": f"{name.upper()}_DLQ",
             "subjects": [dead_letter_subject(name, ">")],

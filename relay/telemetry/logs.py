@@ -23,6 +23,7 @@ from relay.domain.facts import Fact
 
 _LEVELS: Final[dict[type[Fact], int]] = {
     facts.EventDied: logging.ERROR,
+    facts.EventExpired: logging.WARNING,
     facts.StreamLossFound: logging.ERROR,
     facts.OrphansFound: logging.ERROR,
     facts.InboxGapFilled: logging.ERROR,

@@ -76,6 +76,7 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     ),
     facts.PublishFailed: (Count("publish_failures", "Attempts at publishing an event that failed by its fault."),),
     facts.EventDied: (Count("events_dead", "Events that were given up and wait for an operator."),),
+    facts.EventExpired: (Count("events_expired", "Events that were stale before they were published."),),
     facts.ProducersBraked: (Count("brakes", "Times the outbox was full and began to brake its producers."),),
     facts.ProducersReleased: (Count("brakes_released", "Times it was no longer full."),),
     facts.OutageSeen: (Count("outages", "Times a server could not be reached.", ("server",)),),
@@ -92,6 +93,7 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
     facts.CircuitOpened: (Count("circuits_opened", "Times a handler was found to be away.", _SUB),),
     facts.CircuitClosed: (Count("circuits_closed", "Times it was back.", _SUB),),
     facts.MessageProcessed: (Count("messages_processed", "Messages that a handler has dealt with.", _SUB),),
+    facts.MessageExpired: (Count("messages_expired", "Messages that were stale before their call.", _SUB),),
     facts.MessageRetried: (Count("messages_retried", "Attempts that failed and are repeated.", _SUB),),
     facts.MessageDeadLettered: (Count("messages_dead_lettered", "Messages given up.", (*_SUB, "class")),),
     facts.DeadLetterDelayed: (
@@ -127,6 +129,7 @@ COUNTS: Final[Mapping[type[Fact], tuple[Count, ...]]] = {
         Count("tasks_redelivered", "Of them, those that were lost.", by=lambda fact: fact.count * fact.again),
     ),
     facts.TaskCompleted: (Count("tasks_completed", "Tasks that a handler has dealt with.", ("type",)),),
+    facts.TaskExpired: (Count("tasks_expired", "Tasks that were stale before they were run.", ("type",)),),
     facts.TaskRetried: (Count("tasks_retried", "Attempts at tasks that failed and are repeated.", ("type",)),),
     facts.TaskFailed: (Count("tasks_failed", "Tasks that were given up and wait for an operator.", ("type",)),),
     facts.TaskPutOff: (Count("tasks_put_off", "Times a limit kept a task waiting.", ("waits_for",)),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -13,7 +13,15 @@ from relay.domain.disclosure import printable
 from relay.domain.errors import DatabaseUnreachable, MalformedMessage
 from relay.domain.identity import MSG_ID
 from relay.domain.model import Finished
-from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, Retry, unanswered
+from relay.domain.policies import (
+    EXPIRED,
+    UNLIMITED_ATTEMPTS,
+    DeadLetter,
+    DeadLetterClass,
+    Retry,
+    TooLate,
+    unanswered,
+)
 from relay.ports import ClaimedMessage, InboxRow, Inserted
 from relay.testing.clock import Clock
 
@@ -39,6 +47,7 @@ class StoredMessage:
     let_go_at: datetime | None = None
     token: UUID | None = None
     claimed_until: datetime | None = None
+    expires_at: datetime | None = None
 
     @property
     def finished_at(self) -> datetime | None:
@@ -115,6 +124,14 @@ class MemoryInbox:
         key, done = stored.row.message_id, bool(stored.finished_at or stored.let_go_at)
         return Inserted(key, new=False, done=done, source_id=stored.row.source_id)
 
+    async def note_expiry(self, ends: Mapping[UUID, datetime | None], expires_in: timedelta | None = None) -> None:
+        for id, named in ends.items():
+            stored = self._rows[id]
+            since = stored.row.occurred_at or stored.received_at
+            times = [it for it in (named, None if expires_in is None else since + expires_in) if it is not None]
+            if stored.finished_at is None and stored.expires_at is None and times:
+                stored.expires_at = min(times)
+
     async def due(self, subscription: str, limit: int, *, later: bool = False) -> int:
         now = self.clock.now
         ready = [
@@ -132,7 +149,9 @@ class MemoryInbox:
         stored, since = self._rows.get(message_id), time.monotonic()
         if stored is None or not self._is_free(stored, _EARLY):
             return None
-        if stored.row.rejected is None and stored.attempts >= max_attempts:
+        if stored.row.rejected is None and stored.expires_at is not None and stored.expires_at <= self.clock.now:
+            stored.row = stored.row._replace(rejected=TooLate(EXPIRED, DeadLetterClass.DETERMINISTIC))
+        elif stored.row.rejected is None and stored.attempts >= max_attempts:
             stored.row = stored.row._replace(rejected=unanswered(max_attempts))
         elif stored.row.rejected is None:
             stored.attempts += 1
@@ -168,6 +187,12 @@ class MemoryInbox:
         if stored := self._held(claim):
             stored.row = stored.row._replace(rejected=disposition)
             stored.last_error = printable(disposition.reason)
+        return stored is not None
+
+    async def expire(self, claim: ClaimedMessage) -> bool:
+        if stored := self._held(claim):
+            stored.processed_at, stored.last_error = self.clock.now, EXPIRED
+            stored.release()
         return stored is not None
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:

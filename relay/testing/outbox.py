@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from relay.domain.errors import DatabaseUnreachable
-from relay.domain.model import OutboxEvent
+from relay.domain.model import Lifespan, OutboxEvent
 from relay.domain.ordering import LANES, UNORDERED
-from relay.domain.policies import Published
-from relay.ports import OutboxRow, PublishFailure
+from relay.domain.policies import EXPIRED, Published
+from relay.ports import Expiry, OutboxRow, PublishFailure
 from relay.testing.clock import Clock
 
 #: How long a claim may be open. After this time its rows are free, and it cannot commit.
@@ -36,6 +36,7 @@ class StoredEvent(NamedTuple):
     published_at: datetime | None = None
     ack: Published | None = None
     dead_at: datetime | None = None
+    expires_at: datetime | None = None
 
     @property
     def lane(self) -> int:
@@ -74,14 +75,30 @@ class _MemoryClaim:
     async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
         now = self.clock.now
         for id, ack in acks.items():
-            self.changed[id] = self.held[id].tried(publish_error=None, published_at=now, ack=ack, dead_at=None)
+            self.changed[id] = self._now(id).tried(publish_error=None, published_at=now, ack=ack, dead_at=None)
         return dict.fromkeys(acks, now)
+
+    def _now(self, id: str) -> StoredEvent:
+        return self.changed.get(id, self.held[id])
+
+    async def expire(self, events: Mapping[str, timedelta | None]) -> Mapping[str, Expiry]:
+        now, found = self.clock.now, {}
+        for id, age in events.items():
+            it = self.held[id]
+            due = max(_moment(it.row.occurred_at), it.available_at or _moment(it.row.occurred_at))
+            ends = it.expires_at or due + (age or timedelta())
+            stale = ends <= now
+            noted = it._replace(expires_at=ends)
+            over = noted._replace(published_at=now, dead_at=now, publish_error=EXPIRED)
+            self.changed[id] = over if stale else noted
+            found[id] = Expiry(stale, _text(ends), (ends - now).total_seconds())
+        return found
 
     async def increment_attempts(self, failures: Sequence[PublishFailure]) -> None:
         for it in failures:
             now = self.clock.now
             after = {"dead_at": now} if it.delay is None else {"dead_at": None, "available_at": now + it.delay}
-            self.changed[it.id] = self.held[it.id].tried(counts=it.counts, publish_error=it.error, **after)
+            self.changed[it.id] = self._now(it.id).tried(counts=it.counts, publish_error=it.error, **after)
 
 
 class MemoryOutbox:
@@ -105,7 +122,7 @@ class MemoryOutbox:
             event.event_type,
             event.event_version,
             event.payload,
-            f"{(event.occurred_at or self.clock.now).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+            _text(event.occurred_at or self.clock.now),
             None if event.correlation_id is None else str(event.correlation_id),
             None if event.causation_id is None else str(event.causation_id),
             event.partition_key,
@@ -117,7 +134,13 @@ class MemoryOutbox:
             stream=event.stream,
             seq=len(self.events) + 1,
         )
-        self.events[row.id] = StoredEvent(row, len(self.events) + 1, event.available_at)
+        timing = event.timing or Lifespan()
+        due = self.clock.now + timing.delay if timing.delay else event.available_at
+        ends = timing.expires_at
+        if timing.expires_in is not None:
+            ends = max(_moment(row.occurred_at), due or self.clock.now) + timing.expires_in
+        row = row._replace(expires_at=None if ends is None else _text(ends))
+        self.events[row.id] = StoredEvent(row, len(self.events) + 1, due, expires_at=ends)
 
     @asynccontextmanager
     async def find_unpublished(
@@ -193,6 +216,14 @@ class MemoryOutbox:
             earlier = it.row.partition_key == event.row.partition_key != UNORDERED and it.seq < event.seq
             if earlier and it.published_at is None and (it.dead_at is None or self._dead_head_blocks):
                 yield it
+
+
+def _text(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def _first_of_lanes(due: Sequence[StoredEvent], quota: int) -> Iterator[StoredEvent]:

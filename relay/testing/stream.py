@@ -65,6 +65,7 @@ class MemoryPublisher:
         self.max_payload = max_payload
         self.answers: dict[str, PublishOutcome] = {}
         self.down = False
+        self.takes_ttl = True
         self._streams = streams
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:

@@ -21,6 +21,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.archive import PostgresArchive
+from relay.adapters.postgres.enqueue import insert
 from relay.adapters.postgres.inbox import PostgresInboxAdapter
 from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
@@ -94,7 +95,8 @@ class Database:
                 "inbox_messages",
                 "received_at enqueued_at next_attempt_at claimed_until processed_at dead_lettered_at let_go_at",
             ),
-            ("outbox_events", "occurred_at available_at"),
+            ("inbox_messages", "expires_at"),
+            ("outbox_events", "occurred_at available_at expires_at"),
             ("scheduled_runs", "claimed_until available_at"),
         ):
             moved = ", ".join(f"{name} = {name} - %s" for name in columns.split())
@@ -115,6 +117,10 @@ class Database:
     async def add(self, *events: OutboxEvent) -> None:
         async with self.pool.connection() as conn, conn.transaction():
             for event in events:
+                if event.timing is not None:
+                    sql, parameters = insert([event])
+                    await conn.execute(sql.encode(), parameters)
+                    continue
                 values = {name: getattr(event, name) for name in _EVENT} | {"headers": json.dumps(event.headers)}
                 values["originals"] = json.dumps(event.originals) if event.originals else None
                 given = [name for name in _EVENT if values[name] is not None]

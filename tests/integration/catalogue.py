@@ -67,6 +67,7 @@ OUR_OUTBOX: dict[str, Column] = {
     "originals": (JSONB, NULL, None),
     "stream": (TEXT, NULL, None),
     "attempt_log": (JSONB, NULL, None),
+    "expires_at": (TIME, NULL, None),
 }
 _READY = "((published_at IS NULL) AND (dead_at IS NULL) AND (available_at IS NULL))"
 _LANE = (
@@ -86,6 +87,7 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
     "idx_outbox_discarded": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NOT NULL))",
+    "idx_outbox_expired": "(dead_at) WHERE ((published_at IS NOT NULL) AND (expires_at <= dead_at))",
     "uq_outbox_original": "(((originals ->> 'id'::text))) WHERE ((originals ->> 'id'::text) IS NOT NULL)",
 }
 OUR_INBOX: dict[str, Column] = {
@@ -116,6 +118,7 @@ OUR_INBOX: dict[str, Column] = {
     "source_id": (UUID, NULL, None),
     "let_go_at": (TIME, NULL, None),
     "attempt_log": (JSONB, NULL, None),
+    "expires_at": (TIME, NULL, None),
 }
 OUR_INBOX_CONSTRAINTS = {
     "chk_inbox_processed_after_received": "CHECK (((processed_at IS NULL) OR (processed_at >= received_at)))",
@@ -135,6 +138,8 @@ OUR_INBOX_INDEXES = {
     " AND (let_go_at IS NULL) AND ((enqueued_at IS NULL) OR (next_attempt_at IS NOT NULL)))",
     "idx_inbox_held": "(subscription, received_at) WHERE ((next_attempt_at ="
     " 'infinity'::timestamp with time zone) AND (processed_at IS NULL))",
+    "idx_inbox_expired": "(processed_at) WHERE ((processed_at IS NOT NULL)"
+    " AND (dead_letter_class = 'expired'::text))",
     "idx_inbox_discarded": "(processed_at) WHERE ((processed_at IS NOT NULL)"
     " AND (dead_letter_class = 'discarded'::text))",
 }
@@ -323,6 +328,9 @@ TRIGGERS = {
     " new.published_seq, new.published_duplicate) > 0)"
     " OR (new.available_at < '0001-01-02 00:00:00+00'::timestamp with time zone)"
     " OR (new.available_at >= '9999-12-31 00:00:00+00'::timestamp with time zone)"
+    " OR (new.expires_at < '0001-01-02 00:00:00+00'::timestamp with time zone)"
+    " OR ((new.expires_at >= '9999-12-31 00:00:00+00'::timestamp with time zone)"
+    " AND (new.expires_at < 'infinity'::timestamp with time zone))"
     " OR (new.occurred_at < '0001-01-02 00:00:00+00'::timestamp with time zone)"
     " OR (jsonb_typeof(new.headers) <> 'object'::text) OR (jsonb_typeof(new.originals) <> 'object'::text)))"
     " EXECUTE FUNCTION relay_refuse_engine_columns()",
@@ -415,6 +423,7 @@ TASK_OUTBOX: dict[str, Column] = {
     "finished_at": (TIME, NULL, None),
     "originals": (JSONB, NULL, None),
     "attempt_log": (JSONB, NULL, None),
+    "expires_at": (TIME, NULL, None),
 }
 TASK_OUTBOX_CONSTRAINTS = {
     "task_outbox_pkey": "PRIMARY KEY (id)",

@@ -180,6 +180,7 @@ class Subscription:
             max_due=parts.get("max_due", 2_000),
             max_inbox=parts.get("max_inbox"),
             apart=self.apart,
+            expires_in=parts.get("expires_in"),
         )
         return PullMessages(
             config=config,

@@ -318,6 +318,8 @@ class Relay:
         settled: Hook | None = None,
         source: Source | None = None,
         controls: Callable[[], Awaitable[Controls]] = uncontrolled,
+        expires_in: Mapping[str, timedelta] | None = None,
+        ttl: bool = False,
     ) -> PublishOutboxEvents:
         """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
@@ -327,6 +329,8 @@ class Relay:
             batch_bytes=batch_bytes,
             policy=RetryPolicy(max_attempts=max_attempts, backoff=backoff),
             system_actor=system_actor,
+            expires_in=expires_in or {},
+            ttl=ttl,
             dead_head_blocks=dead_head_blocks,
         )
         outbox: Any = PostgresOutboxAdapter(

@@ -108,7 +108,7 @@ async def test_an_empty_list_says_what_was_looked_for_and_what_is_hidden(
         relay.add(event("v1"), event("v2"))
         await relay.command().drain(Shard(0, 1))
         waits = relay.add(event("v3"))
-        hidden = "In all states: 3. See --status waiting, delayed, published or discarded.\n"
+        hidden = "In all states: 3. See --status waiting, delayed, published, discarded or expired.\n"
         assert shell("outbox", "list", *SEA).endswith(f"\n{hidden}")
         found = shell("outbox", "list", "--status", "waiting", "--aggregate", "vibe:v9", *SEA)
         assert found.startswith(

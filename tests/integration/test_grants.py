@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -107,6 +107,8 @@ def test_the_server_grants_what_is_decided_and_nothing_else(owner: Connection) -
 
 #: They read and change nothing but sequences, and only forward.
 _KEEPING_NUMBERS = {"relay_keep_ahead", "relay_mend_sequences", "relay_sequences_behind"}
+#: It ends events that have not left, and tells their ids only: who may insert them may take them back.
+_TAKING_BACK = {"relay_cancel_events"}
 
 
 def test_functions_that_run_as_the_owner_have_a_fixed_search_path_and_are_for_nobody_else(
@@ -126,7 +128,7 @@ def test_functions_that_run_as_the_owner_have_a_fixed_search_path_and_are_for_no
             assert wanted == grants.Rights()
         if row["as_owner"]:
             assert row["config"] == ["search_path=public, pg_temp"], row["name"]
-            assert row["trigger"] or row["name"] in _KEEPING_NUMBERS
+            assert row["trigger"] or row["name"] in _KEEPING_NUMBERS | _TAKING_BACK
 
 
 # --- an application ---
@@ -167,6 +169,17 @@ def test_an_application_records_events_and_tasks(
         "partition_key": "case:1"
     }
     assert relay.execute("SELECT priority FROM task_outbox WHERE id = %s", [task_id]).fetchone() == {"priority": 7}
+
+
+def test_an_application_says_until_when_and_takes_back(application: Connection, relay: Connection) -> None:
+    box, hour = Outbox("sea"), timedelta(hours=1)
+    with application.transaction():
+        id = box.add(application, event(), expires_in=hour, deliver_at=hour)
+        task_id = schedule(application, "send", {"to": 1}, registered=False, expires_in=hour)
+        assert box.cancel(application, id=id) == [id]
+    for table, row in (("outbox_events", id), ("task_outbox", task_id)):
+        found = relay.execute(f"SELECT expires_at > now() AS later FROM {table} WHERE id = %s".encode(), [row])
+        assert found.fetchone() == {"later": True}
 
 
 def test_a_producer_may_name_all_columns_of_the_specification(application: Connection) -> None:

@@ -39,6 +39,7 @@ STATES = {
     },
     "processed": {"processed_at": "clock_timestamp()"},
     "discarded": {"processed_at": "clock_timestamp()", "dead_letter_class": "'discarded'"},
+    "expired": {"processed_at": "clock_timestamp()", "dead_letter_class": "'expired'"},
 }
 
 

@@ -71,12 +71,22 @@ def any_of(store: type[Operations], wanted: type[Any], *more: str) -> dict[str, 
 ANY_EVENT = any_of(PostgresOutboxOperations, EventFilter)
 ANY_TASK = any_of(PostgresTaskOperations, TaskFilter)
 ANY_MESSAGE = any_of(PostgresMessageOperations, MessageFilter, "before_at", "before_id", "keys")
-STATES_OF_EVENTS = ["waiting", "delayed", "failing", "dead", "published", "discarded"]
-STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled"]
-STATES_OF_MESSAGES = ["waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"]
+STATES_OF_EVENTS = ["waiting", "delayed", "failing", "dead", "published", "discarded", "expired"]
+STATES_OF_TASKS = ["pending", "delivered", "running", "completed", "failed", "cancelled", "expired"]
+STATES_OF_MESSAGES = [
+    "waiting",
+    "failing",
+    "running",
+    "parked",
+    "held",
+    "dead",
+    "processed",
+    "discarded",
+    "expired",
+]
 OVERDUE = {"idx_outbox_unpublished", "idx_outbox_failed", "idx_outbox_due"}
 UNFINISHED = {"idx_task_ready", "idx_task_due", "idx_task_sweep", "idx_task_failed"}
-STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_discarded", *OVERDUE}
+STATES = {"idx_outbox_published", "idx_outbox_dead", "idx_outbox_discarded", "idx_outbox_expired", *OVERDUE}
 THREE = [uuid4() for _ in range(3)]
 GUARDS = {
     # Half of the lanes and nothing of what is in the others; what is due is few and read in the order of time.
@@ -167,7 +177,7 @@ GUARDS = {
     # The newest thousand of those that are processed and of those that are not: none is thrown away.
     "list of messages": Guard(
         "inbox/messages",
-        {"idx_inbox_processed", "idx_inbox_unprocessed", "idx_inbox_discarded"},
+        {"idx_inbox_processed", "idx_inbox_unprocessed", "idx_inbox_discarded", "idx_inbox_expired"},
         2_000,
         {**ANY_MESSAGE, "mixed": True, "statuses": STATES_OF_MESSAGES, "limit": 100, "counted": 1_000},
         sorted=2_000,
@@ -198,7 +208,7 @@ GUARDS = {
     # Of the 300,000 that are published or wait none has an error. The 3,000 failed and the 1,000 dead are read.
     "list of events with an error": Guard(
         "outbox/events",
-        {"idx_outbox_failed", "idx_outbox_dead", "idx_outbox_discarded"},
+        {"idx_outbox_failed", "idx_outbox_dead", "idx_outbox_discarded", "idx_outbox_expired"},
         4_000,
         {
             **ANY_EVENT,

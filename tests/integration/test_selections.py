@@ -58,10 +58,12 @@ class Rows:
 
 
 def _event(conn: psycopg.Connection, name: str, state: str, kind: str, age: int) -> UUID:
-    born = "waiting" if state == "discarded" else state
+    born = "waiting" if state in ("discarded", "expired") else state
     id = event(conn, name, born, type=kind, age=age, error="STREAM_MISSING: x" if state == "dead" else None)
-    if state == "discarded":
-        conn.execute("UPDATE outbox_events SET published_at = now(), dead_at = now() WHERE id = %s", [id])
+    if born != state:
+        ends = "now()" if state == "expired" else "NULL"
+        sql = f"UPDATE outbox_events SET published_at = now(), dead_at = now(), expires_at = {ends} WHERE id = %s"
+        conn.execute(sql.encode(), [id])
     return id
 
 
@@ -88,6 +90,7 @@ def _message(conn: psycopg.Connection, name: str, state: str, kind: str, age: in
         "waiting": "attempts = 0, last_error = NULL, next_attempt_at = NULL",
         "held": "next_attempt_at = 'infinity', enqueued_at = 'infinity'",
         "discarded": "processed_at = now(), dead_letter_class = 'discarded', next_attempt_at = NULL",
+        "expired": "processed_at = now(), dead_letter_class = 'expired', next_attempt_at = NULL",
     }
     if state in change:
         conn.execute(f"UPDATE inbox_messages SET {change[state]} WHERE message_id = %s".encode(), [id])
@@ -163,7 +166,7 @@ async def test_on_the_command_line_what_arrives_during_the_question_is_left(
     for rows in every(database_url):
         counted = {rows.arrive("first"), rows.arrive("second")}
         which = ["--type" if rows.kind.path == "tasks" else "--event-type", rows.type]
-        more = [word for it in rows.action.arguments for word in (f"--{it.name}", it.hint)]
+        more = [word for it in rows.action.arguments for word in (f"--{it.name.replace('_', '-')}", it.hint)]
         command = [rows.kind.command, rows.action.name, *which, *more, "--note", "a test", "--context", "sea"]
         told = shell(*command, answer="y\n", meanwhile=lambda rows=rows: rows.arrive("late"))
         assert f"2 {rows.kind.many} of sea will be" in told

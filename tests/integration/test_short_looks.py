@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 MANY, WINDOW = 20_000, 1_000
 MESSAGES = ["waiting", "failing", "running", "parked", "dead", "processed"]
-EVENTS = ["waiting", "delayed", "failing", "dead", "published", "discarded"]
+EVENTS = ["waiting", "delayed", "failing", "dead", "published", "discarded", "expired"]
 #: Ten minutes ago came the first message, and a tenth of a second later the hundredth.
 MIDDLE = datetime.now(UTC) - timedelta(minutes=10) + timedelta(seconds=10)
 LOOKS: dict[str, tuple[type[Operations], str, Any]] = {

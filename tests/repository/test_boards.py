@@ -170,7 +170,8 @@ def test_every_metric_has_a_panel() -> None:
         "jetrelay_events_dead_total", "jetrelay_pulls_resumed_total", "jetrelay_incidents_recorded_total",
         "jetrelay_parked_keys_oldest_age_seconds", "jetrelay_tasks_delivered_total",
         "jetrelay_sequences_mended_total", "jetrelay_circuits_opened_total", "jetrelay_circuits_closed_total",
-        "jetrelay_messages_let_go_total",
+        "jetrelay_messages_let_go_total", "jetrelay_events_expired_total", "jetrelay_messages_expired_total",
+        "jetrelay_tasks_expired_total",
     }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def event(id: UUID, cause: UUID | None = None, **values: Any) -> dict[str, Any]:
         "publish_error": None,
         "available_at": None,
         "dead_at": None,
+        "expires_at": None,
         "published_at": at(0.5),
         "published_stream": "UP_EVENTS",
         "published_seq": 7,

@@ -9,7 +9,7 @@ import typer
 
 from relay.domain.errors import DomainError, InvalidSubject, MalformedMessage, Poison
 from relay.domain.model import HandlerResult
-from relay.domain.policies import NoStream, unanswered
+from relay.domain.policies import EXPIRED, NoStream, unanswered
 from relay.domain.reasons import CODES, FAMILIES, OTHER, code_of, reason_filter
 from relay.execution.calls import answer, timed_out
 
@@ -47,6 +47,8 @@ EXAMPLES = [
     ("too_large", "message size exceeds maximum allowed (10054)"),
     ("invalid_event", str(InvalidSubject("holds a space", field="topic"))),
     ("not_permitted", "NATS lets this user not publish to a.b; grant it: publish a.b"),
+    ("cancelled", "CANCELLED: its producer took it back"),
+    ("expired", EXPIRED),
     ("row_refused", "S has it as 3, but its row cannot be settled: UniqueViolation 23505"),
     ("status_503", "HTTP 503: busy"),
     ("status_422", HandlerResult.from_status(422).detail),

@@ -28,6 +28,7 @@ from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.stores import Stores
 from relay.domain.disclosure import printable
 from relay.domain.errors import BrokerUnreachable
+from relay.domain.expiry import TTL
 from relay.domain.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from relay.domain.ordering import chains
 from relay.domain.policies import NoStream, NotSent, OutcomeUnknown, Published, PublishOutcome, RowRejected
@@ -49,6 +50,10 @@ _ROW_ERRORS: Final = {10054: False, 10097: True}
 #: Transient errors: the stream is full, or the server has no room or no leader now.
 _PASSING_ERRORS: Final = {10077, 10122, 10023, 10008, 10009, 10039, 10074, 10203}
 _OTHER_STREAM: Final = 10060
+#: The stream takes no messages that expire by themselves. They are sent without that for so many seconds then.
+_NO_TTL: Final = 10166
+_WITHOUT_TTL_S: Final = 60.0
+_NO_TTL_TEXT: Final = f"({_NO_TTL})"
 #: A message cannot be stored. If the text says so, a limit of the stream is reached (discard new).
 _NOT_STORED: Final = 10077
 _LIMIT_REACHED: Final = "maximum "
@@ -224,6 +229,7 @@ class NatsJetStreamPublisher:
         self._counted_before = self._counted
         self._subscribing = asyncio.Lock()
         self._window = _FIRST_WINDOW_BYTES
+        self._without_ttl_until = 0.0
         self.max_payload = DEFAULT_MAX_PAYLOAD_BYTES
         connection.on_down.append(self._on_down)
         connection.on_refused.append(self._on_refused)
@@ -231,6 +237,11 @@ class NatsJetStreamPublisher:
     def largest(self, otherwise: int) -> int:
         """The limit of the server for a whole message, in bytes; ``otherwise`` before the first connection."""
         return otherwise if self._client is None else self.max_payload
+
+    @property
+    def takes_ttl(self) -> bool:
+        """Whether messages may say when their stream removes them: none has refused that lately."""
+        return time.monotonic() >= self._without_ttl_until
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Publish one message; see the port."""
@@ -325,6 +336,10 @@ class NatsJetStreamPublisher:
         outcome = read_puback(data, headers, message.subject, message.headers, seconds)
         if type(outcome) is Published and self._stores.sure(outcome, message.subject):
             self._settle(token, batch, outcome, seconds)
+        elif type(outcome) is NoStream and outcome.error.endswith(_NO_TTL_TEXT) and TTL in message.headers:
+            # Nothing else is concluded from it: whoever says so, the next try goes without.
+            self._without_ttl_until = time.monotonic() + _WITHOUT_TTL_S
+            self._settle(token, batch, NotSent(), seconds)
         elif batch.look(token):
             check = asyncio.ensure_future(self._check(token, batch, outcome, message))
             batch.checks.add(check)

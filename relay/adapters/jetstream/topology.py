@@ -302,6 +302,8 @@ def wanted_stream(spec: StreamSpec, base: StreamConfig | None = None) -> StreamC
         num_replicas=spec.replicas,
         duplicate_window=spec.duplicate_window.total_seconds(),
         no_ack=spec.no_ack,
+        # The server does not take it back.
+        allow_msg_ttl=spec.message_ttl or bool(base and base.allow_msg_ttl) or None,
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
         discard=DiscardPolicy.NEW,
@@ -408,6 +410,7 @@ def _stream_fields(config: StreamConfig) -> dict[str, str]:
         "replicas": str(config.num_replicas or 1),
         "duplicate_window": _duration(config.duplicate_window),
         "no_ack": str(bool(config.no_ack)).lower(),
+        **({"message_ttl": "true"} if config.allow_msg_ttl else {}),
     }
 
 
@@ -437,10 +440,15 @@ def _differences(
     expected, actual = sides
     return [
         Difference(
-            kind=kind, name=name, field=key, expected=value, actual=actual[key], changeable=key not in fixed
+            kind=kind,
+            name=name,
+            field=key,
+            expected=value,
+            actual=actual.get(key, "false"),
+            changeable=key not in fixed,
         )
         for key, value in expected.items()
-        if actual[key] != value
+        if actual.get(key, "false") != value
     ]
 
 

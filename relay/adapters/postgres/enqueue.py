@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, Generic, TypeAlias, TypeVar
+from uuid import UUID
 
 import psycopg
 from psycopg.errors import Diagnostic
@@ -32,7 +33,7 @@ from relay.domain.errors import (
     UnsupportedTarget,
     WriteConflict,
 )
-from relay.domain.model import OutboxEvent
+from relay.domain.model import Lifespan, OutboxEvent
 from relay.domain.tasks import BackgroundTask
 
 Value = TypeVar("Value")
@@ -57,7 +58,7 @@ _IDS: Final = ("id", "correlation_id", "causation_id")
 
 
 #: Names in the statements below that stand for tables and a function of the context. All are in its schema.
-_OURS: Final = re.compile(r"\b(outbox_events|task_outbox|relay_lock_outbox|subject_keys)\b")
+_OURS: Final = re.compile(r"\b(outbox_events|task_outbox|relay_lock_outbox|relay_cancel_events|subject_keys)\b")
 
 
 @cache
@@ -77,7 +78,18 @@ def insert(events: Sequence[OutboxEvent]) -> tuple[str, dict[str, str]]:
     parameters["originals"] = array.of_texts([_json(it.originals) if it.originals else None for it in events])
     for name in ("occurred_at", "available_at"):
         parameters[name] = array.of_moments([getattr(event, name) for event in events])
-    return in_schema("outbox/insert", events[0].schema), parameters
+    if all(event.timing is None for event in events):
+        return in_schema("outbox/insert", events[0].schema), parameters
+    times = [event.timing or Lifespan() for event in events]
+    parameters["expires_at"] = array.of_moments([it.expires_at for it in times])
+    parameters["delay"] = array.of_spans([it.delay for it in times])
+    parameters["expires_in"] = array.of_spans([it.expires_in for it in times])
+    return in_schema("outbox/insert_timed", events[0].schema), parameters
+
+
+def cancelling(ids: Sequence[UUID] | None, key: str | None, schema: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the statement that cancels events by their ids, or all of a key, and its parameters."""
+    return in_schema("outbox/cancel", schema), {"ids": None if ids is None else array.of_plain(ids), "key": key}
 
 
 _TASK_TEXTS: Final = ("type", "payload", "queue", "concurrency_key")
@@ -93,7 +105,12 @@ def insert_tasks(tasks: Sequence[BackgroundTask]) -> tuple[str, dict[str, str]]:
     parameters["delay"] = array.of_spans([task.delay for task in tasks])
     parameters["metadata"] = array.of_texts([_json(task.metadata) for task in tasks])
     parameters["originals"] = array.of_texts([_json(it.originals) if it.originals else None for it in tasks])
-    return in_schema("tasks/insert", tasks[0].schema), parameters
+    if all(task.lifespan is None for task in tasks):
+        return in_schema("tasks/insert", tasks[0].schema), parameters
+    times = [task.lifespan or Lifespan() for task in tasks]
+    parameters["expires_at"] = array.of_moments([it.expires_at for it in times])
+    parameters["expires_in"] = array.of_spans([it.expires_in for it in times])
+    return in_schema("tasks/insert_timed", tasks[0].schema), parameters
 
 
 def _json(values: Mapping[str, Any]) -> str:

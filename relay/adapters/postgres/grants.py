@@ -24,11 +24,11 @@ from relay.domain.errors import ConfigurationError
 _EVENT: Final = (
     "id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,"
     " causation_id, published_at, publish_attempts, publish_error, partition_key, topic, headers, available_at,"
-    " originals, stream"
+    " originals, stream, expires_at"
 )
 _TASK: Final = (
     "id, type, payload, queue, priority, available_at, correlation_id, causation_id, metadata, concurrency_key,"
-    " originals"
+    " originals, expires_at"
 )
 #: One grant runs at a time, because two could deadlock. The number is next to the lock of migrations.
 _LOCK: Final = "SELECT pg_advisory_xact_lock(1785882986, 1)"
@@ -92,6 +92,7 @@ FUNCTIONS: Final[Mapping[str, Rights]] = {
     "relay_raise_alert": Rights(),
     "relay_refuse_engine_columns": Rights(),
     "relay_lock_outbox": _CALLED,
+    "relay_cancel_events": _CALLED,
     "relay_take_outbox_locks": _CALLED,
     "relay_limit_wait": _CALLED,
     "relay_keep_ahead": _CALLED,

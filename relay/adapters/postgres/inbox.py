@@ -22,7 +22,15 @@ from relay.domain.disclosure import clean, safe_text
 from relay.domain.errors import MalformedMessage
 from relay.domain.identity import NO_ORIGINALS, Originals
 from relay.domain.model import Finished
-from relay.domain.policies import UNLIMITED_ATTEMPTS, DeadLetter, DeadLetterClass, Retry, unanswered
+from relay.domain.policies import (
+    EXPIRED,
+    UNLIMITED_ATTEMPTS,
+    DeadLetter,
+    DeadLetterClass,
+    Retry,
+    TooLate,
+    unanswered,
+)
 from relay.ports import ClaimedMessage, InboxRow, Inserted
 
 
@@ -86,6 +94,11 @@ class PostgresInboxAdapter:
             return []
         async with self._pool.connection() as conn:
             return await insert(conn, "inbox/insert" if lasting else _INSERT_SOON, rows)
+
+    async def note_expiry(self, ends: Mapping[UUID, datetime | None], expires_in: timedelta | None = None) -> None:
+        terms = {"ids": array.of_plain(ends), "ends": array.of_moments(ends.values()), "expires_in": expires_in}
+        async with self._pool.connection() as conn:
+            await conn.execute(statement("inbox/note_expiry"), terms)
 
     async def claim(
         self, message_id: UUID, lease: timedelta, max_attempts: int = UNLIMITED_ATTEMPTS
@@ -156,6 +169,9 @@ class PostgresInboxAdapter:
     async def reject(self, claim: ClaimedMessage, disposition: DeadLetter) -> bool:
         values = {"kind": disposition.kind.value, "note": note_of(disposition)}
         return await self._settle("inbox/reject", claim, reason=clean(disposition.reason), **values)
+
+    async def expire(self, claim: ClaimedMessage) -> bool:
+        return await self._settle("inbox/expire", claim)
 
     async def mark_dead_lettered(self, claim: ClaimedMessage) -> bool:
         return await self._settle("inbox/mark_dead_lettered", claim, skip=False)
@@ -330,7 +346,13 @@ def claim_many_command(
 
 def _claim_values(lease: timedelta, max_attempts: int) -> dict[str, Any]:
     exhausted = unanswered(max_attempts).reason
-    return {"token": claim_token(), "lease": lease, "max_attempts": max_attempts, "exhausted": exhausted}
+    return {
+        "token": claim_token(),
+        "lease": lease,
+        "max_attempts": max_attempts,
+        "exhausted": exhausted,
+        "expired": EXPIRED,
+    }
 
 
 def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:
@@ -341,10 +363,14 @@ def ids_and_tokens(claims: Sequence[ClaimedMessage]) -> dict[str, str]:
     }
 
 
+def _rejected(reason: str, kind: DeadLetterClass) -> DeadLetter:
+    return TooLate(reason, kind) if reason == EXPIRED else DeadLetter(reason, kind)
+
+
 def claimed(command: Command, row: Mapping[str, Any], since: float) -> ClaimedMessage:
     """Return the claim of a row that a statement has claimed."""
     reason = row["dead_letter_reason"]
-    rejected = None if reason is None else DeadLetter(reason, DeadLetterClass(row["dead_letter_class"]))
+    rejected = None if reason is None else _rejected(reason, DeadLetterClass(row["dead_letter_class"]))
     columns = {name: row[name] for name in _WRITERS}
     columns["originals"] = columns["originals"] or NO_ORIGINALS
     inbox_row = InboxRow(**columns, rejected=rejected)

@@ -44,8 +44,8 @@ CURSOR: Final = r"^[0-9]{1,16}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 class MessageFilter:
     """Selects messages of the inbox. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, running, parked, held, dead, processed, discarded. ``message_id``: what each
-    subscription has of this message. ``payload``: see `payload_filter`. ``subject`` may be a pattern of NATS.
+    ``statuses``: waiting, failing, running, parked, held, dead, processed, discarded, expired. ``message_id``:
+    what each subscription has of this message. ``payload``: see `payload_filter`. ``subject`` may be a pattern.
     ``since`` (included) and ``until`` (excluded) limit received_at. ``error`` is a code of `relay.domain.reasons`
     or a part of the text.
     """
@@ -138,13 +138,14 @@ class PostgresMessageOperations(Operations):
             runs=row["status"] == "running",
         )
 
-    async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
+    async def retry(self, ids: Sequence[Id], by: Operator, expires_in: timedelta | None = None) -> Outcome:
         """Make messages that wait for their next attempt due now, for the next sweep. Attempts stay counted.
 
-        A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE. If it is dead, the refusal names its incident,
+        A message is refused with NOT_RETRYABLE or UNKNOWN_MESSAGE, and with EXPIRED if it is stale. If it
+        is dead, the refusal names its incident,
         which is recorded now if it was missing.
         """
-        return await self._decide("retry", ids, message_refusal, by)
+        return await self._decide("retry", ids, message_refusal, by, expires_in=expires_in)
 
     async def hold(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Set messages aside: none is handled until it is released. In an ordered subscription its key waits.
@@ -162,9 +163,12 @@ class PostgresMessageOperations(Operations):
         """Give messages up; keys go on without them. Refused as of `hold`, which it may follow."""
         return await self._decide("discard", ids, message_discard_refusal, by)
 
-    async def reopen(self, ids: Sequence[Id], by: Operator) -> Outcome:
-        """Let discarded messages be handled after all. Refused with NOT_STOPPED or UNKNOWN_MESSAGE."""
-        return await self._decide("reopen", ids, message_reopen_refusal, by)
+    async def reopen(self, ids: Sequence[Id], by: Operator, expires_in: timedelta | None = None) -> Outcome:
+        """Let discarded or expired messages be handled after all.
+
+        Refused with NOT_STOPPED or UNKNOWN_MESSAGE, and with EXPIRED if one is stale and gets no new time.
+        """
+        return await self._decide("reopen", ids, message_reopen_refusal, by, expires_in=expires_in)
 
     async def _decide(
         self,
@@ -173,6 +177,7 @@ class PostgresMessageOperations(Operations):
         refusal: Callable[[MessageState], RelayError | None],
         by: Operator,
         action: str = "",
+        expires_in: timedelta | None = None,
     ) -> Outcome:
         """Do `_change` to messages, and answer for each by the id that was given.
 
@@ -180,7 +185,9 @@ class PostgresMessageOperations(Operations):
         """
         given = {str(_key(id)): str(id) for id in ids}
         await PostgresIncidents(self._source).record_rows([UUID(key) for key in given])
-        outcome = await self._change(change, [UUID(key) for key in given], refusal, _UNKNOWN, by, action)
+        outcome = await self._change(
+            change, [UUID(key) for key in given], refusal, _UNKNOWN, by, action, expires_in
+        )
         refused = tuple((given[key], error) for key, error in outcome.refused)
         return replace(outcome, done=tuple(given[key] for key in outcome.done), refused=refused)
 

@@ -30,6 +30,7 @@ from relay.adapters.postgres.row_operations import (
 from relay.adapters.postgres.sql import statement
 from relay.domain.disclosure import clean
 from relay.domain.errors import InvalidRequest, NotParked, RelayError
+from relay.domain.expiry import NEVER, in_words
 from relay.domain.identity import Identity
 from relay.domain.incidents import (
     Candidate,
@@ -156,14 +157,20 @@ class PostgresIncidents(Operations):
         row = await self._detail(id, body=body)
         return None if row is None else _with_attempts(coded(named(row, "message_id"), "reason"))
 
-    async def requeue(self, ids: Sequence[int], by: Operator) -> Outcome:
+    async def requeue(self, ids: Sequence[int], by: Operator, expires_in: timedelta | None = None) -> Outcome:
         """Requeue messages in the failing consumer's inbox, with new attempts.
 
         They do not return to the stream, so no other consumer sees them again. An incident is refused with
-        UNKNOWN_INCIDENT, INCIDENT_CLOSED, UNREADABLE_MESSAGE or NOT_REQUEUEABLE.
+        UNKNOWN_INCIDENT, INCIDENT_CLOSED, UNREADABLE_MESSAGE or NOT_REQUEUEABLE, and with EXPIRED if its message
+        is stale and gets no new time: ``expires_in``.
         """
         async with self._source() as conn, conn.transaction():
-            wanted, refused = await _judged(conn, ids, requeue_refusal)
+            refusal = requeue_refusal if expires_in is None else _refusal_with_time
+            wanted, refused = await _judged(conn, ids, refusal)
+            if expires_in is not None and wanted:
+                by = replace(by, about={**by.about, "expires_in": in_words(expires_in)})
+                which = {"ids": list(wanted), "expires_in": None if expires_in == NEVER else expires_in}
+                await conn.execute(statement("incidents/set_expiry"), which)
             return await _requeue(conn, wanted, by, refused)
 
     async def discard(self, ids: Sequence[int], by: Operator) -> Outcome:
@@ -308,6 +315,10 @@ def _recorded(row: Sequence[Any]) -> RecordedIncident:
     values = named({**dict(zip(names, columns, strict=False)), "originals": originals}, "message_id")
     known = [*(values[name] for name in names), *columns[len(names) :], trace_id(traceparent)]
     return RecordedIncident(*known)
+
+
+def _refusal_with_time(candidate: Candidate) -> RelayError | None:
+    return requeue_refusal(replace(candidate, stale=False))
 
 
 async def _judged(

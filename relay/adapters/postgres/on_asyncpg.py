@@ -27,6 +27,13 @@ def write(target: Any, rows: Sequence[Row]) -> Awaitable[None]:
     """Write ``rows`` when they are awaited. Raises NoTransaction and, awaited, what `refusals` raises."""
     if not rows:
         return Ready(None)
+    check(target)
+    # A pool lends proxies: the connection behind the proxy does the work.
+    return _queue(getattr(target, "_con", target)).promise(rows)
+
+
+def check(target: Any) -> None:
+    """Refuse a connection without a transaction. Raises NoTransaction."""
     if target.is_closed():
         raise NoTransaction("the connection is closed", field="target", hint="open another one")
     if not target.is_in_transaction():
@@ -35,8 +42,6 @@ def write(target: Any, rows: Sequence[Row]) -> Awaitable[None]:
             field="target",
             hint="use `async with connection.transaction():` around the change and the event",
         )
-    # A pool lends proxies: the connection behind the proxy does the work.
-    return _queue(getattr(target, "_con", target)).promise(rows)
 
 
 async def _insert(connection: Any, rows: Sequence[Row]) -> None:

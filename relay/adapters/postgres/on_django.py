@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
@@ -11,6 +11,8 @@ from relay.adapters.postgres.enqueue import Row
 from relay.adapters.postgres.on_psycopg import insert
 from relay.adapters.postgres.unawaited_rows import fatal
 from relay.domain.errors import NoTransaction, UnsupportedTarget
+
+Value = TypeVar("Value")
 
 
 class DjangoTarget(Protocol):
@@ -34,8 +36,12 @@ def write(target: Any, rows: Sequence[Row]) -> None:
         raise UnsupportedTarget(
             "this is not a connection of Django to PostgreSQL", field="target", hint="pass django.db.connection"
         )
-    if not rows:
-        return
+    if rows:
+        do(target, lambda driver: insert(driver, rows))
+
+
+def do(target: Any, work: Callable[[psycopg.Connection[Any]], Value]) -> Value:
+    """Work on the driver's connection, in the open transaction. Raises as `write` does."""
     target.validate_thread_sharing()
     target.validate_no_broken_transaction()
     target.ensure_connection()
@@ -53,7 +59,7 @@ def write(target: Any, rows: Sequence[Row]) -> None:
     # Not through Django's cursor, which logs the parameters of statements while DEBUG is on.
     try:
         with target.wrap_database_errors:
-            insert(driver, rows)
+            return work(driver)
     except Exception as error:
         if target.in_atomic_block and fatal(error):
             target.set_rollback(True)

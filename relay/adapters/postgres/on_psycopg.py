@@ -23,7 +23,7 @@ def write(
     asynchronous = isinstance(target, psycopg.AsyncConnection)
     if not rows:
         return Ready(None) if asynchronous else None
-    _check(target)
+    check(target)
     if isinstance(target, psycopg.AsyncConnection):
         return _queue(target).promise(rows)
     insert(target, rows)
@@ -50,7 +50,7 @@ async def _insert(connection: psycopg.AsyncConnection[Any], rows: Sequence[Row])
                 await cursor.execute(sql, parameters)
 
 
-def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Refuse a connection that cannot write the row in the transaction of the change. Raises NoTransaction."""
     if connection.closed:
         raise NoTransaction("the connection is closed", field="target", hint="open another one")

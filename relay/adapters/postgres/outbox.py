@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -23,8 +23,8 @@ from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unsettled import UnsettledRows
 from relay.domain.errors import NotPublishable
-from relay.domain.policies import Published
-from relay.ports import OutboxRow, PublishFailure
+from relay.domain.policies import EXPIRED, Published
+from relay.ports import Expiry, OutboxRow, PublishFailure
 
 #: The rows of a statement.
 Rows: TypeAlias = Sequence[tuple[Any, ...]]
@@ -92,6 +92,20 @@ class _OutboxClaim:
         if time.monotonic() - self.begun > _RESTART_AFTER_S:
             self.begun = time.monotonic()
             await self.conn.execute(statement("outbox/keep_claim"))
+
+    async def expire(self, events: Mapping[str, timedelta | None]) -> Mapping[str, Expiry]:
+        found: dict[str, Expiry] = {}
+
+        async def expire(ids: Sequence[str]) -> None:
+            terms = {
+                "ids": array.of_plain(ids),
+                "ages": array.of_spans(events[id] for id in ids),
+                "reason": EXPIRED,
+            }
+            found.update({id: Expiry(*rest) for id, *rest in await query(self.conn, "outbox/expire", **terms)})
+
+        await self._apart(list(events), expire)
+        return found
 
     async def mark_published(self, acks: Mapping[str, Published]) -> Mapping[str, datetime | str]:
         if not acks:

@@ -9,7 +9,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from typing import IO, Any, ClassVar, Final, TypeAlias
 from uuid import UUID
 
@@ -44,6 +45,7 @@ from relay.domain.errors import (
     RelayError,
     SelectionUsed,
 )
+from relay.domain.expiry import NEVER, in_words
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, Id, Identity, known_originals
 from relay.domain.operators import (
     EventState,
@@ -186,11 +188,16 @@ class Operations:
         unknown: RelayError,
         by: Operator,
         action: str = "",
+        expires_in: timedelta | None = None,
     ) -> Outcome:
         """Lock rows, and apply the statement ``change`` to those that a rule does not refuse.
 
-        ``action``: its name in the audit log, if that is another.
+        ``action``: its name in the audit log, if that is another. ``expires_in``: how long they may still be worth
+        something, `NEVER` for ever; it is noted first.
         """
+        if expires_in is not None:
+            by = replace(by, about={**by.about, "expires_in": in_words(expires_in)})
+            refusal = partial(_with_time, refusal)
         async with self._source() as conn, conn.transaction():
             rows = await query(conn, f"{self.kind}/lock_many", ids=list(ids))
             found = {id: self.state(*rest) for id, *rest in rows}
@@ -198,8 +205,16 @@ class Operations:
             deed = None
             if wanted:
                 await conn.execute(statement(f"{self.kind}/{change}"), {"ids": wanted})
+                if expires_in is not None:
+                    terms = {"ids": wanted, "expires_in": None if expires_in == NEVER else expires_in}
+                    await conn.execute(statement(f"{self.kind}/set_expiry"), terms)
                 deed = await audit(conn, f"{self.kind}.{action or change}", wanted, by, refused)
         return Outcome(tuple(map(str, wanted)), tuple(refused), deed)
+
+
+def _with_time(refusal: Callable[[Any], RelayError | None], state: Any) -> RelayError | None:
+    """What a rule says of a row that gets a new time."""
+    return refusal(replace(state, stale=False))
 
 
 def named(row: Row, column: str) -> Row:
@@ -298,9 +313,9 @@ def who(by: Operator) -> dict[str, str | None]:
 class EventFilter:
     """Selects outbox events. A field that is None excludes nothing.
 
-    ``statuses``: waiting, failing, dead, published, discarded. ``since`` (included) and ``until`` (excluded) bound
-    occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of the text. ``payload``: see
-    `payload_filter`.
+    ``statuses``: waiting, delayed, failing, dead, published, discarded, expired. ``since`` (included) and
+    ``until`` (excluded) bound occurred_at. ``error`` is a code of `relay.domain.reasons` or a part of
+    the text. ``payload``: see `payload_filter`.
     """
 
     statuses: list[str]
@@ -370,51 +385,53 @@ class PostgresOutboxOperations(Operations):
         refusal: Callable[[Any], RelayError | None],
         unknown: RelayError,
         by: Operator,
+        expires_in: timedelta | None = None,
     ) -> Outcome:
         """Do `_change` to events, and answer for each by the id that was given."""
         rows = await self._rows(ids)
         given = {str(row): str(id) for id, row in rows.items()}
-        outcome = await self._change(change, list(rows.values()), refusal, unknown, by)
+        outcome = await self._change(change, list(rows.values()), refusal, unknown, by, expires_in=expires_in)
         done, refused = outcome.done, outcome.refused
         named = tuple((given[row], error) for row, error in refused)
         return replace(outcome, done=tuple(given[row] for row in done), refused=named)
 
-    async def retry(self, ids: Sequence[Id], by: Operator) -> Outcome:
+    async def retry(self, ids: Sequence[Id], by: Operator, expires_in: timedelta | None = None) -> Outcome:
         """Let failed events be tried again. The operation that wrote them is not repeated.
 
-        An event is refused with NOT_PUBLISHABLE if it is unknown, published, or never failed.
+        An event is refused with NOT_PUBLISHABLE if it is unknown, published, or never failed, and with EXPIRED if
+        it is stale and gets no new time.
         """
         unknown = NotPublishable("there is no such event", hint="relay outbox list")
-        return await self._decide("retry", ids, retry_refusal, unknown, by)
+        return await self._decide("retry", ids, retry_refusal, unknown, by, expires_in)
 
-    async def replay(self, ids: Sequence[Id], by: Operator) -> Outcome:
+    async def replay(self, ids: Sequence[Id], by: Operator, expires_in: timedelta | None = None) -> Outcome:
         """Let published events be published again, under a new generation and in their order.
 
         Consumers that have processed an event recognise its id and skip it. An event is refused with
-        NOT_REPLAYABLE if it is unknown or not published.
+        NOT_REPLAYABLE if it is unknown or not published, and with EXPIRED as by `retry`.
         """
         unknown = NotReplayable(
             "there is no such event",
             hint="relay outbox list --status published; if it was archived: relay archive replay",
         )
-        return await self._decide("replay", ids, replay_refusal, unknown, by)
+        return await self._decide("replay", ids, replay_refusal, unknown, by, expires_in)
 
     async def discard(self, ids: Sequence[Id], by: Operator) -> Outcome:
         """Give events up that are not published. Later events of their keys go on without them.
 
         This waits for a publisher that has an event in work, which then is published. An event is refused with
-        NOT_STOPPABLE if it is unknown, published or discarded.
+        NOT_STOPPABLE if it is unknown, published, discarded or expired.
         """
         unknown = NotStoppable("there is no such event", hint="relay outbox list")
         return await self._decide("discard", ids, discard_refusal, unknown, by)
 
-    async def reopen(self, ids: Sequence[Id], by: Operator) -> Outcome:
-        """Let discarded events be published after all, before later events of their keys that still wait.
+    async def reopen(self, ids: Sequence[Id], by: Operator, expires_in: timedelta | None = None) -> Outcome:
+        """Let discarded and expired events be published after all, before later ones of their keys that wait.
 
-        An event is refused with NOT_STOPPED if it is unknown or not discarded.
+        An event is refused with NOT_STOPPED if it is unknown or neither, and with EXPIRED as by `retry`.
         """
         unknown = NotStopped("there is no such event", hint="relay outbox list --status discarded")
-        return await self._decide("reopen", ids, reopen_refusal, unknown, by)
+        return await self._decide("reopen", ids, reopen_refusal, unknown, by, expires_in)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,7 +477,8 @@ class PostgresTaskOperations(Operations):
         One that is claimed is ``running``. ``before``: behind this ``seq``. ``short``: of finished
         ones look at the first only, if the filter may pass over many.
         """
-        short = short and passes_over(wanted, mixed=len({"completed", "cancelled"} & {*wanted.statuses}) == 1)
+        ended = {"completed", "cancelled", "expired"} & {*wanted.statuses}
+        short = short and passes_over(wanted, mixed=len(ended) in (1, 2))
         page = await self._page("tasks/tasks", _parameters(wanted, limit, before), short=short, oldest=oldest)
         return replace(page, items=[coded(named(row, "id"), "last_error") for row in page.items])
 
@@ -479,17 +497,17 @@ class PostgresTaskOperations(Operations):
             runs=row["status"] == "running",
         )
 
-    async def retry(self, ids: Sequence[UUID], by: Operator) -> Outcome:
-        """Run failed or cancelled tasks again, with new attempts.
+    async def retry(self, ids: Sequence[UUID], by: Operator, expires_in: timedelta | None = None) -> Outcome:
+        """Run failed, cancelled or expired tasks again, with new attempts.
 
-        A task is refused with NOT_RETRYABLE or UNKNOWN_TASK.
+        A task is refused with NOT_RETRYABLE or UNKNOWN_TASK, and with EXPIRED if it is stale and gets no new time.
         """
-        return await self._change("retry", ids, tasks.retry_refusal, _UNKNOWN_TASK, by)
+        return await self._change("retry", ids, tasks.retry_refusal, _UNKNOWN_TASK, by, expires_in=expires_in)
 
     async def cancel(self, ids: Sequence[UUID], by: Operator) -> Outcome:
         """Cancel tasks that do not run now. A task is refused with NOT_CANCELLABLE or UNKNOWN_TASK."""
         return await self._change("cancel", ids, tasks.cancel_refusal, _UNKNOWN_TASK, by)
 
-    async def reopen(self, ids: Sequence[UUID], by: Operator) -> Outcome:
-        """Take the cancelling of tasks back. A task is refused with NOT_REOPENABLE or UNKNOWN_TASK."""
-        return await self._change("reopen", ids, tasks.reopen_refusal, _UNKNOWN_TASK, by)
+    async def reopen(self, ids: Sequence[UUID], by: Operator, expires_in: timedelta | None = None) -> Outcome:
+        """Let cancelled or expired tasks wait again. Refused with NOT_REOPENABLE, UNKNOWN_TASK or EXPIRED."""
+        return await self._change("reopen", ids, tasks.reopen_refusal, _UNKNOWN_TASK, by, expires_in=expires_in)

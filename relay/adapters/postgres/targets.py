@@ -140,6 +140,15 @@ def write_later(session: Session, rows: list[Row]) -> None:
     session.info[_LATER] = session, rows
 
 
+def write_now(session: Session) -> None:
+    """Write the rows that the session would write at its commit. Raises what `insert_sqlalchemy` raises."""
+    waiting = _watch(session)
+    if rows := [row for _, batch in waiting.batches for row in batch]:
+        session.flush()
+        _insert(session, rows)
+        waiting.batches.clear()
+
+
 def _insert(session: Session, rows: Sequence[Row]) -> None:
     if captured_rows.capture() is not None:
         _watch(session).kept.extend(rows)

@@ -24,7 +24,7 @@ from relay.adapters.postgres.rates import begin, turn
 from relay.adapters.postgres.sql import statement
 from relay.domain.controls import rate_of_key
 from relay.domain.disclosure import clean
-from relay.domain.policies import DeadLetter, Retry
+from relay.domain.policies import EXPIRED, DeadLetter, Retry
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 
 #: When a task is this long overdue to begin, the sweep treats it as lost.
@@ -165,6 +165,10 @@ class PostgresTasks:
         if correction is None:
             return await self._settle("tasks/fail", claim, **values)
         return await self._settle("tasks/fail_uncorrected+fail", claim, **values, correction=clean(correction))
+
+    async def expire(self, claim: ClaimedTask) -> bool:
+        """End a task that a claim has found stale. False when the claim was lost."""
+        return await self._settle("tasks/expire", claim, error=EXPIRED)
 
     async def next_of_key(self, key: str) -> Sequence[TaskRef]:
         """Make the first waiting task of a key due now and return it; none or one.

@@ -109,7 +109,7 @@ class KindModels:
         fields: dict[str, Any] = {
             it.name: (
                 Literal[it.choices] if it.choices else int if it.form == "number" else Text,
-                Field(description=f"{it.meaning}.", examples=[it.hint]),
+                Field("" if it.optional else ..., description=f"{it.meaning}.", examples=[it.hint]),
             )
             for it in action.arguments
         }

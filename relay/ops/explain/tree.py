@@ -15,7 +15,7 @@ from relay.domain.attempts import Attempt, read_attempts
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_originals
 from relay.domain.life import Step, StepKind
 from relay.domain.moments import LATEST, readable
-from relay.domain.operators import DISCARDED
+from relay.domain.operators import DISCARDED, EXPIRED
 from relay.domain.time_axis import Stretch, spans
 from relay.domain.traceparent import trace_id
 from relay.ops.explain.gathering import MOST, Gathered
@@ -181,7 +181,9 @@ def _event(context: str, row: Row) -> _Node:
     ended = row["published_at"] or row["dead_at"]
     failing = row["publish_attempts"] and not ended
     given_up = row["published_at"] and row["dead_at"]
-    reached = "discarded" if given_up else "published" if row["published_at"] else ""
+    ends, died = readable(row["expires_at"]), readable(row["dead_at"])
+    stale = given_up and ends is not None and died is not None and ends <= died
+    reached = "expired" if stale else "discarded" if given_up else "published" if row["published_at"] else ""
     state = reached or ("dead" if ended else "failing" if failing else "waiting")
     about = {"key": row["partition_key"], "aggregate": f"{row['aggregate_type']}:{row['aggregate_id']}"}
     step = Step(
@@ -231,9 +233,9 @@ def _message(context: str, row: Row) -> _Node:
     ended = row["processed_at"] or row["dead_lettered_at"]
     held = row["next_attempt_at"] is not None and readable(row["next_attempt_at"]) == LATEST
     failing = "held" if held else "retrying" if row["attempts"] else "waiting"
-    given_up = row["processed_at"] and row["dead_letter_class"] == DISCARDED
+    given_up = row["processed_at"] and row["dead_letter_class"] in (DISCARDED, EXPIRED)
     state = (
-        "discarded"
+        row["dead_letter_class"]
         if given_up
         else "processed"
         if row["processed_at"]

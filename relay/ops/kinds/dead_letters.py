@@ -9,7 +9,7 @@ from relay.domain.errors import UnknownIncident
 from relay.domain.incidents import IncidentFilter, IncidentStatus
 from relay.domain.policies import DeadLetterClass
 from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, EVENT_TYPE, KEY, REASON, SUBSCRIPTION, since
+from relay.ops.kinds.shared import CHAIN, CORRELATION, EVENT_TYPE, EXPIRES_IN, KEY, REASON, SUBSCRIPTION, since
 
 DEAD_LETTERS: Final = Kind(
     path="dead-letters",
@@ -95,6 +95,7 @@ DEAD_LETTERS: Final = Kind(
             done="goes to its handler again",
             states=("open",),
             fits=("open", "snoozed", "discarded", "resolved"),
+            arguments=(EXPIRES_IN,),
         ),
         Action(
             name="snooze",

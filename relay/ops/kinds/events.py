@@ -7,7 +7,18 @@ from typing import Final
 from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOperations
 from relay.domain.errors import NotPublishable
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, KEY, PAYLOAD, since, until
+from relay.ops.kinds.shared import (
+    CHAIN,
+    CORRELATION,
+    ERROR,
+    EVENT_TYPE,
+    EXPIRES_AT,
+    EXPIRES_IN,
+    KEY,
+    PAYLOAD,
+    since,
+    until,
+)
 
 EVENTS: Final = Kind(
     path="events",
@@ -23,8 +34,8 @@ EVENTS: Final = Kind(
     store=PostgresOutboxOperations,
     filter=EventFilter,
     id=str,
-    states=("waiting", "delayed", "failing", "dead", "published", "discarded"),
-    usual=("waiting", "delayed", "failing", "dead", "published", "discarded"),
+    states=("waiting", "delayed", "failing", "dead", "published", "discarded", "expired"),
+    usual=("waiting", "delayed", "failing", "dead", "published", "discarded", "expired"),
     urgent=("dead", "failing"),
     aged="occurred_at",
     order="seq",
@@ -73,6 +84,7 @@ EVENTS: Final = Kind(
         Column(
             name="available_at", label="Due", show="time", typed="due", states=("waiting", "delayed", "failing")
         ),
+        EXPIRES_AT,
         Column(name="generation", label="Generation", show="number", above=0),
         Column(name="error_code", label="Code", show="code", on_page=False),
         Column(name="publish_error", label="Error", show="reason", typed="error", on_page=False),
@@ -102,6 +114,7 @@ EVENTS: Final = Kind(
             done="will be tried again",
             states=("dead", "failing"),
             fits=("dead", "failing"),
+            arguments=(EXPIRES_IN,),
         ),
         Action(
             name="replay",
@@ -113,6 +126,7 @@ EVENTS: Final = Kind(
             done="will be published once more",
             states=("published",),
             fits=("published",),
+            arguments=(EXPIRES_IN,),
             narrowed=True,
         ),
         Action(
@@ -130,11 +144,12 @@ EVENTS: Final = Kind(
         Action(
             name="reopen",
             label="Reopen",
-            about="Publish discarded events after all, in the order of their keys.",
+            about="Publish discarded or expired events after all, in the order of their keys.",
             past="reopened",
             done="will be published",
-            states=("discarded",),
-            fits=("discarded",),
+            states=("discarded", "expired"),
+            fits=("discarded", "expired"),
+            arguments=(EXPIRES_IN,),
         ),
     ),
     text=("error", "publish_error"),

@@ -7,7 +7,19 @@ from typing import Final
 from relay.adapters.postgres.inbox_operations import CURSOR, MessageFilter, PostgresMessageOperations
 from relay.domain.errors import UnknownMessage
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EVENT_TYPE, KEY, PAYLOAD, SUBSCRIPTION, since, until
+from relay.ops.kinds.shared import (
+    CHAIN,
+    CORRELATION,
+    ERROR,
+    EVENT_TYPE,
+    EXPIRES_AT,
+    EXPIRES_IN,
+    KEY,
+    PAYLOAD,
+    SUBSCRIPTION,
+    since,
+    until,
+)
 
 #: A message in these states is neither over nor in work. A filter finds those in work too: the answer names them.
 _OPEN: Final = ("waiting", "failing", "parked")
@@ -26,8 +38,8 @@ MESSAGES: Final = Kind(
     store=PostgresMessageOperations,
     filter=MessageFilter,
     id=str,
-    states=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"),
-    usual=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded"),
+    states=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded", "expired"),
+    usual=("waiting", "failing", "running", "parked", "held", "dead", "processed", "discarded", "expired"),
     urgent=("waiting", "failing", "running", "parked", "held", "dead"),
     aged="received_at",
     order="cursor",
@@ -74,6 +86,7 @@ MESSAGES: Final = Kind(
         Column(name="occurred_at", label="Occurred", show="time"),
         Column(name="received_at", label="Received", show="time"),
         Column(name="next_attempt_at", label="Next attempt", show="time", states=("waiting", "failing")),
+        EXPIRES_AT,
         Column(name="processed_at", label="Processed", show="time"),
         Column(name="dead_lettered_at", label="Died", show="time"),
         Column(name="class", label="Class"),
@@ -106,6 +119,7 @@ MESSAGES: Final = Kind(
             done="is tried now",
             states=("failing",),
             fits=("failing",),
+            arguments=(EXPIRES_IN,),
         ),
         Action(
             name="hold",
@@ -142,16 +156,18 @@ MESSAGES: Final = Kind(
         Action(
             name="reopen",
             label="Reopen",
-            about="Have discarded messages handled after all. In an ordered subscription each is next of its key.",
+            about="Have discarded or expired messages handled after all. "
+            "In an ordered subscription each is next of its key.",
             past="reopened",
             done="is handled in its turn",
-            states=("discarded",),
-            fits=("discarded",),
+            states=("discarded", "expired"),
+            fits=("discarded", "expired"),
+            arguments=(EXPIRES_IN,),
         ),
     ),
     text=("error", "last_error"),
     trouble="Its last error",
-    settled=("processed", "discarded"),
+    settled=("processed", "discarded", "expired"),
     heading="event_type",
     began="received_at",
     unknown=lambda id: UnknownMessage(f"there is no message {id}", hint="relay inbox list --all"),

@@ -97,7 +97,8 @@ class Column:
 class Argument:
     """What an action needs besides its rows. ``parameter``: its name in the store. ``hint``: an example.
 
-    A ``duration`` is at most ``most``.
+    A ``duration`` is at most ``most``. ``optional``: the action goes without it. ``endless``: the word for a
+    duration without an end.
     """
 
     name: str
@@ -108,6 +109,8 @@ class Argument:
     form: Literal["text", "duration", "number", "choice"] = "text"
     choices: Sequence[str] = ()
     most: timedelta = timedelta(days=365)
+    optional: bool = False
+    endless: str = ""
 
     def read(self, text: str, field: str) -> Any:
         """Return the value of a text. Raises InvalidRequest, which names ``field``."""
@@ -124,6 +127,8 @@ class Argument:
             raise ValueError(f"is none of {', '.join(self.choices)}")
         if self.form != "duration":
             return text
+        if self.endless and text == self.endless:
+            return timedelta.max
         duration = parse_duration(text)
         if not timedelta() < duration <= self.most:
             raise ValueError(f"must be more than nothing and at most {self.most.days} days")
@@ -164,6 +169,8 @@ class Action:
         found: dict[str, Any] = {}
         for it in self.arguments:
             if not (text := (texts.get(it.name) or "").strip()):
+                if it.optional:
+                    continue
                 raise InvalidRequest("is needed", field=field.format(it.name), hint=f"such as {it.hint}")
             found[it.parameter] = it.read(text, field.format(it.name))
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.ops.kinds.model import Column, Filter
+from relay.ops.kinds.model import Argument, Column, Filter
 
 _CODES: Final = (
     "A code such as timeout, connection_refused, tls, status_503, raised_KeyError; or a part of the text"
@@ -41,6 +41,19 @@ PAYLOAD: Final = Filter(
     how="PATH=VALUE, such as order.id=47",
     hint="order.id=47",
 )
+#: What lets a stale row go on.
+EXPIRES_IN: Final = Argument(
+    name="expires_in",
+    parameter="expires_in",
+    label="Expires in",
+    meaning="How long what is stale is worth something from now on, or never: without an end",
+    hint="10m",
+    form="duration",
+    optional=True,
+    endless="never",
+)
+#: Until when a row is worth something.
+EXPIRES_AT: Final = Column(name="expires_at", label="Expires", show="time")
 #: The last columns of every kind: what the row belongs to, and what caused it.
 CHAIN: Final = (
     Column(name="correlation_id", label="Correlation", show="life"),

@@ -8,7 +8,7 @@ from uuid import UUID
 from relay.adapters.postgres.row_operations import PostgresTaskOperations, TaskFilter
 from relay.domain.tasks import UnknownTask
 from relay.ops.kinds.model import Action, Column, Filter, Kind
-from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, since
+from relay.ops.kinds.shared import CHAIN, CORRELATION, ERROR, EXPIRES_AT, EXPIRES_IN, since
 
 TASKS: Final = Kind(
     path="tasks",
@@ -24,8 +24,8 @@ TASKS: Final = Kind(
     store=PostgresTaskOperations,
     filter=TaskFilter,
     id=UUID,
-    states=("pending", "delivered", "running", "completed", "failed", "cancelled"),
-    usual=("pending", "delivered", "running", "completed", "failed", "cancelled"),
+    states=("pending", "delivered", "running", "completed", "failed", "cancelled", "expired"),
+    usual=("pending", "delivered", "running", "completed", "failed", "cancelled", "expired"),
     urgent=("pending", "delivered", "running", "failed"),
     aged="created_at",
     order="seq",
@@ -49,6 +49,7 @@ TASKS: Final = Kind(
         Column(name="attempts", label="Attempts", show="number"),
         Column(name="created_at", label="Made", show="time"),
         Column(name="available_at", label="Due", show="time"),
+        EXPIRES_AT,
         Column(name="delivered_at", label="Delivered", show="time"),
         Column(name="started_at", label="Started", show="time"),
         Column(name="next_attempt_at", label="Next attempt", show="time"),
@@ -74,11 +75,12 @@ TASKS: Final = Kind(
         Action(
             name="retry",
             label="Run again",
-            about="Run failed tasks again, with new attempts. By id also cancelled tasks.",
+            about="Run failed tasks again, with new attempts. By id also cancelled and expired tasks.",
             past="run again",
             done="will be run again",
             states=("failed",),
-            fits=("failed", "cancelled"),
+            fits=("failed", "cancelled", "expired"),
+            arguments=(EXPIRES_IN,),
         ),
         Action(
             name="cancel",
@@ -95,11 +97,12 @@ TASKS: Final = Kind(
         Action(
             name="reopen",
             label="Reopen",
-            about="Take back a cancel: tasks wait again, with their time and the attempts that they had.",
+            about="Let cancelled or expired tasks wait again, with their time and the attempts that they had.",
             past="reopened",
             done="waits again",
-            states=("cancelled",),
-            fits=("cancelled",),
+            states=("cancelled", "expired"),
+            fits=("cancelled", "expired"),
+            arguments=(EXPIRES_IN,),
         ),
     ),
     text=("error", "last_error"),

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 from relay.domain.errors import MalformedMessage
 from relay.domain.identity import stand_in_id, view_id
-from relay.domain.policies import DeadLetter, DeadLetterClass, Retry
+from relay.domain.policies import DeadLetter, DeadLetterClass, Retry, TooLate
 from relay.ports import ClaimedMessage, InboxRepository, InboxRow, Inserted
 
 # Long times, so that none of them ends by itself in a slow test.
@@ -246,6 +246,26 @@ class InboxContract:
         assert last is not None
         assert last.row.rejected is not None
         assert (last.attempts, last.row.rejected.kind) == (2, DeadLetterClass.EXHAUSTED)
+
+    async def test_a_message_whose_time_is_over_is_settled_without_a_call(self, bench: InboxBench) -> None:
+        soon, later, none = [await _inserted(bench) for _ in range(3)]
+        ends = datetime.now(UTC) + 10 * _LONG
+        await bench.inbox.note_expiry({soon.message_id: None, later.message_id: ends}, _DELAY)
+        await bench.inbox.note_expiry({later.message_id: None}, 10 * _LONG)  # what is noted stays
+        claim = await _claimed(bench, soon)
+        assert claim.row.rejected is None
+        assert await bench.inbox.record_error(claim, Retry(_DELAY, "away"))
+        await bench.elapse(_DELAY + _LITTLE)
+        for row in (soon, later):
+            claim = await _claimed(bench, row)
+            assert isinstance(claim.row.rejected, TooLate)
+            assert not await bench.inbox.mark_all_processed([claim])
+            assert await bench.inbox.expire(claim)
+            assert not await bench.inbox.expire(claim)
+            assert await bench.inbox.claim(row.message_id, _LEASE) is None
+        assert (await _claimed(bench, none)).row.rejected is None
+        [known] = await bench.inbox.insert([soon])
+        assert (known.new, known.done) == (False, True)
 
     async def test_a_requeued_message_starts_anew_and_knows_how_often(self, bench: InboxBench) -> None:
         row = await _inserted(bench)

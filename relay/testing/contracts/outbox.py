@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from relay.domain.errors import DatabaseUnreachable
-from relay.domain.model import OutboxEvent
+from relay.domain.model import Lifespan, OutboxEvent
 from relay.domain.ordering import LANES
 from relay.domain.policies import Published
 from relay.ports import ClaimedBatch, OutboxRepository, PublishFailure
@@ -70,7 +70,7 @@ class OutboxContract:
         async with _claim(bench) as claim:
             [row] = claim.rows
         assert row[:4] == (str(event.id), event.event_type, 3, '{"n": 1}')
-        assert row[5:-1] == (
+        assert row[5:14] == (
             *(str(event.correlation_id), str(event.causation_id), "a", "vibe.special", '{"Actor": "ann"}'),
             *(0, 0, '{"id": "evt_1"}', "SPECIAL"),
         )
@@ -191,6 +191,38 @@ class OutboxContract:
         for id, rows in ((dead.id, 1), (waits.id, 1), (published.id, 0), (behind.id, 0), (uuid4(), 0)):
             async with bench.outbox.find_one(id) as claim:
                 assert [row.id for row in claim.rows] == [str(id)][:rows]
+
+    async def test_a_stale_event_is_over_and_holds_back_nobody(self, bench: OutboxBench) -> None:
+        stale, fresh, usual, endless = (
+            _event("a", timing=Lifespan(expires_in=_DELAY)),
+            _event("a", timing=Lifespan(expires_in=2 * _DELAY)),
+            _event("a"),
+            _event("a"),
+        )
+        await bench.add(stale, fresh, usual, endless)
+        await _fail(bench, stale, _LITTLE)
+        await bench.elapse(_DELAY + _LITTLE)
+        async with _claim(bench) as claim:
+            assert [row.id for row in claim.rows] == [str(stale.id)]  # it has failed: the others wait
+            assert claim.rows[0].expires_at is not None
+            judged = await claim.expire({str(stale.id): None})
+        assert [it.stale for it in judged.values()] == [True]
+        async with _claim(bench) as claim:
+            assert [row.id for row in claim.rows] == [str(it.id) for it in (fresh, usual, endless)]
+            judged = await claim.expire({str(fresh.id): 10 * _DELAY, str(usual.id): _LITTLE})
+            assert [judged[str(it.id)].stale for it in (fresh, usual)] == [False, True]
+            left = judged[str(fresh.id)].seconds
+            assert left is not None
+            assert 0 < left <= _DELAY.total_seconds()
+        assert await _ids(bench) == [str(it.id) for it in (fresh, endless)]
+
+    async def test_a_delay_spends_none_of_an_events_time(self, bench: OutboxBench) -> None:
+        event = _event("a", timing=Lifespan(delay=_DELAY, expires_in=_LITTLE))
+        await bench.add(event)
+        assert await _ids(bench) == []
+        await bench.elapse(_DELAY)
+        async with _claim(bench) as claim:
+            assert not (await claim.expire({str(event.id): None}))[str(event.id)].stale
 
     async def test_a_claim_of_one_event_waits_for_its_lane(self, bench: OutboxBench) -> None:
         event = _event("a")

@@ -7,7 +7,7 @@ from alembic import op
 from relay.adapters.postgres.migrations.steps import PIN_SCHEMA, of_file
 
 revision = "0127_subject_keys"
-down_revision = "0122_rate_of_keys"
+down_revision = "0126_expiry_of_tasks"
 branch_labels = None
 depends_on = None
 

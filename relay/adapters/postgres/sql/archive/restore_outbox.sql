@@ -5,10 +5,10 @@ INSERT INTO outbox_events (
   id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
   causation_id, published_at, publish_attempts, publish_error, seq, partition_key, topic, headers, available_at,
   dead_at, published_stream, published_seq, published_duplicate, generation, originals, stream,
-  attempt_log)
+  attempt_log, expires_at)
 SELECT id, aggregate_type, aggregate_id, event_type, event_version, coalesce(payload, 'null'), occurred_at,
        correlation_id, causation_id, published_at, publish_attempts, publish_error, seq, partition_key, topic,
        coalesce(headers, 'null'), available_at, dead_at, published_stream, published_seq, published_duplicate,
-       generation, originals, stream, attempt_log
+       generation, originals, stream, attempt_log, expires_at
 FROM unnest(%(lines)s::text[]) AS line, json_populate_record(NULL::outbox_events, line::json)
 ON CONFLICT DO NOTHING

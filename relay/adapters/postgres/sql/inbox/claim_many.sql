@@ -11,7 +11,7 @@ WITH relaxed AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', tru
       AND ((SELECT %(alone)s::boolean) OR i.attempts = 0 OR i.message_id = ANY (%(again)s::uuid[]))
       AND num_nonnulls(i.processed_at, i.dead_lettered_at) = 0
       AND relay_is_free(i.claimed_until, i.next_attempt_at, interval '50 milliseconds')
-      AND (i.dead_letter_reason IS NOT NULL OR EXISTS (SELECT FROM relay_may_call(i.message_id, i.subscription)))
+      AND (i.dead_letter_reason IS NOT NULL OR i.expires_at <= now() OR EXISTS (SELECT FROM relay_may_call(i.message_id, i.subscription)))
 --+ in_turn
     FOR UPDATE SKIP LOCKED),
 taken AS (
@@ -20,7 +20,11 @@ taken AS (
         claimed_until = now() + %(lease)s,
         (attempts, dead_letter_reason, dead_letter_class) = (
             SELECT counted, reason, class
-            FROM relay_attempt(i.attempts, i.dead_letter_reason, i.dead_letter_class, %(max_attempts)s, %(exhausted)s))
+            FROM relay_attempt(
+                i.attempts,
+                coalesce(i.dead_letter_reason, CASE WHEN i.expires_at <= now() THEN %(expired)s END),
+                coalesce(i.dead_letter_class, CASE WHEN i.expires_at <= now() THEN 'deterministic' END),
+                %(max_attempts)s, %(exhausted)s))
     FROM due, relaxed
     WHERE i.message_id = due.message_id AND NOT due.tried
     RETURNING i.message_id, subject, subscription, stream, stream_seq, ack_subject, body, headers,

@@ -1,5 +1,5 @@
 -- Messages that match a filter, the newest first, and how many match in all, counted up to a limit. An index finds
--- those that are processed, and one the discarded ones among these. `mixed`: one index finds all others. Otherwise those with an error are wanted, dead or
+-- those that are processed, and one each the discarded and the expired ones. `mixed`: one index finds all others. Otherwise those with an error are wanted, dead or
 -- failing: an index each finds them, so that no waiting message is read and thrown away. Nothing is processed before
 -- it is received. `reach.sql` says where a short look ends in each order. `coalesce`: a plan takes a pattern or state
 -- that it does not know for one that hardly any row fits. The last step reads each row once more, by its place in the
@@ -9,7 +9,7 @@ WITH matching AS NOT MATERIALIZED (
     SELECT ctid, message_id, received_at, processed_at, dead_lettered_at, last_error, dead_letter_reason,
        dead_letter_class,
        CASE WHEN processed_at IS NOT NULL
-                 THEN CASE WHEN dead_letter_class = 'discarded' THEN 'discarded' ELSE 'processed' END
+                 THEN CASE WHEN dead_letter_class IN ('discarded', 'expired') THEN dead_letter_class ELSE 'processed' END
             WHEN dead_lettered_at IS NOT NULL THEN 'dead'
             WHEN claimed_until >= now() THEN 'running'
             WHEN next_attempt_at = 'infinity' THEN 'held'
@@ -33,7 +33,7 @@ WITH matching AS NOT MATERIALIZED (
     (SELECT ctid AS place, message_id, received_at, status
      FROM matching
      WHERE 'processed' = ANY (%(statuses)s::text[]) AND processed_at IS NOT NULL
-       AND dead_letter_class IS DISTINCT FROM 'discarded'
+       AND coalesce(dead_letter_class NOT IN ('discarded', 'expired'), true)
        AND (%(since)s::timestamptz IS NULL OR processed_at >= %(since)s)
        AND (%(processed_since)s::timestamptz IS NULL OR processed_at >= %(processed_since)s)
        AND (%(processed_until)s::timestamptz IS NULL OR processed_at <= %(processed_until)s)
@@ -44,6 +44,13 @@ WITH matching AS NOT MATERIALIZED (
      FROM matching
      WHERE 'discarded' = ANY (%(statuses)s::text[]) AND processed_at IS NOT NULL
        AND dead_letter_class = 'discarded'
+     ORDER BY processed_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT ctid AS place, message_id, received_at, status
+     FROM matching
+     WHERE 'expired' = ANY (%(statuses)s::text[]) AND processed_at IS NOT NULL
+       AND dead_letter_class = 'expired'
      ORDER BY processed_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -85,6 +92,7 @@ WITH matching AS NOT MATERIALIZED (
 SELECT message_id AS id, message_id, state AS status, received_at, subscription, subject, stream, stream_seq,
        event_type, event_version, occurred_at, partition_key, correlation_id::text, causation_id::text, originals,
        attempts, nullif(next_attempt_at, 'infinity') AS next_attempt_at, processed_at, dead_lettered_at, dead_letter_class AS class, requeues,
+       nullif(expires_at, 'infinity') AS expires_at,
        coalesce(dead_letter_reason, last_error) AS last_error,
        least(%(counted)s, (SELECT count(*) FROM found)) AS total
 FROM page JOIN inbox_messages AS i ON i.ctid = page.place

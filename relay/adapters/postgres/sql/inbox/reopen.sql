@@ -1,4 +1,4 @@
--- Let discarded messages go on, at their places: what they were before they were given up, and due for the next sweep.
+-- Let discarded or expired messages go on, at their places: what they were before they were given up, and due for the next sweep.
 -- In an ordered subscription the next of the key may run meanwhile. So there the message counts as requeued: a claim
 -- then waits for the other one's end.
 UPDATE inbox_messages AS i
@@ -15,4 +15,4 @@ SET processed_at = NULL,
     requeues = requeues + (order_key IS NOT NULL)::int
 WHERE message_id = ANY (%(ids)s::uuid[])
   AND processed_at IS NOT NULL
-  AND dead_letter_class = 'discarded'
+  AND dead_letter_class IN ('discarded', 'expired')

@@ -8,7 +8,11 @@ SELECT d.id, relay_incident_state(d), d.event_type IS NOT NULL AS readable,
              AND i.dead_lettered_at IS NOT NULL
              AND i.processed_at IS NULL
              AND i.requeues = d.occurrence - 1) AS waiting,
-       d.class <> 'unconfirmed' AS confirmed
+       d.class <> 'unconfirmed' AS confirmed,
+       EXISTS (
+           SELECT
+           FROM inbox_messages AS i
+           WHERE i.message_id = d.message_id AND i.expires_at <= clock_timestamp()) AS stale
 FROM dead_letters AS d
 WHERE d.id = ANY (%(ids)s::bigint[])
 ORDER BY d.id

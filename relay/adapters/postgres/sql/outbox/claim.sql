@@ -142,7 +142,8 @@ skipped AS (
 SELECT id::text, shown.event_type, event_version, shown.payload,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, shown.partition_key, shown.topic, shown.headers,
-       publish_attempts, generation, shown.originals, shown.stream, seq, relay_lane(claimed.partition_key),
+       publish_attempts, generation, shown.originals, shown.stream, seq,
+       to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), relay_lane(claimed.partition_key),
        (SELECT quota.rows FROM quota), (SELECT last_value + is_called::int FROM relay_reopened)
 FROM claimed LEFT JOIN LATERAL (
     SELECT claimed.event_type, claimed.partition_key, claimed.topic, claimed.stream, claimed.headers::text AS headers,

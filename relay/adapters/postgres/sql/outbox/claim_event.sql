@@ -3,7 +3,8 @@
 SELECT id::text, event_type, event_version, payload::text,
        to_char(occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        correlation_id::text, causation_id::text, partition_key, topic, headers::text,
-       publish_attempts, generation, originals::text, stream, seq
+       publish_attempts, generation, originals::text, stream, seq,
+       to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
 FROM outbox_events AS e
 WHERE e.id = %(id)s
   AND e.published_at IS NULL

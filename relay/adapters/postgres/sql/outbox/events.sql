@@ -6,7 +6,7 @@
 -- one that hardly any row fits.
 -- `from_oldest` turns it round.
 WITH matching AS NOT MATERIALIZED (
-    SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at, available_at
+    SELECT id, seq, partition_key, occurred_at, published_at, publish_attempts, dead_at, available_at, expires_at
     FROM outbox_events
     WHERE (%(event_type)s::text IS NULL OR event_type LIKE %(event_type)s)
       AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
@@ -33,6 +33,13 @@ WITH matching AS NOT MATERIALIZED (
     (SELECT id, seq, 'discarded'
      FROM matching
      WHERE 'discarded' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL AND dead_at IS NOT NULL
+       AND coalesce(expires_at > dead_at, true)
+     ORDER BY dead_at DESC
+     LIMIT %(counted)s)
+    UNION ALL
+    (SELECT id, seq, 'expired'
+     FROM matching
+     WHERE 'expired' = ANY (%(statuses)s::text[]) AND published_at IS NOT NULL AND expires_at <= dead_at
      ORDER BY dead_at DESC
      LIMIT %(counted)s)
     UNION ALL
@@ -76,7 +83,7 @@ WITH matching AS NOT MATERIALIZED (
 )
 SELECT id, seq, aggregate_type, aggregate_id, event_type, event_version, occurred_at,
        correlation_id::text, causation_id::text, originals, partition_key, topic, stream,
-       published_at, publish_attempts, publish_error, available_at, dead_at, published_stream, published_seq, generation,
-       page.status, least(%(counted)s, (SELECT count(*) FROM found)) AS total
+       published_at, publish_attempts, publish_error, available_at, nullif(expires_at, 'infinity') AS expires_at, dead_at,
+       published_stream, published_seq, generation, page.status, least(%(counted)s, (SELECT count(*) FROM found)) AS total
 FROM page JOIN outbox_events USING (id)
 ORDER BY seq DESC

@@ -13,7 +13,8 @@ SELECT event.id::text, event.event_type, event.event_version, CASE WHEN event.fi
        to_char(event.occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        event.correlation_id::text, event.causation_id::text, event.partition_key, event.topic,
        CASE WHEN event.fits THEN event.headers END, event.publish_attempts, event.generation,
-       CASE WHEN event.fits THEN event.originals END, event.stream, event.seq
+       CASE WHEN event.fits THEN event.originals END, event.stream, event.seq,
+       to_char(event.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
 FROM set_config('relay.fetched_bytes', '0', true) AS start (bytes),
 LATERAL unnest(CASE start.bytes WHEN '0' THEN %(ids)s::uuid[] END) WITH ORDINALITY AS wanted (id, place),
 LATERAL (
@@ -25,7 +26,7 @@ LATERAL (
                    + coalesce(octet_length(text.originals), 0) + text.around AS bytes
     FROM (
         SELECT e.id, e.event_type, e.event_version, e.occurred_at, e.correlation_id, e.causation_id, e.partition_key,
-               e.topic, e.publish_attempts, e.generation, e.stream, e.seq,
+               e.topic, e.publish_attempts, e.generation, e.stream, e.seq, e.expires_at,
                CASE WHEN NOT %(readable)s THEN NULL WHEN number.long THEN '1' || repeat('0', 20)
                     ELSE e.payload::text END AS payload,
                CASE WHEN NOT %(readable)s THEN NULL WHEN number.long THEN '{}' ELSE e.headers::text END AS headers,

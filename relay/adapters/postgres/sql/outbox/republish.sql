@@ -1,4 +1,5 @@
--- Publish events again that the stream does not hold at the sequence it acknowledged. Fenced: an event changes
+-- Publish events again that the stream does not hold at the sequence it acknowledged, unless they are stale: the stream
+-- may have removed those itself. Fenced: an event changes
 -- only while the ledger still has this sequence, so two audits at the same time republish it only once. See
 -- outbox/republish_beyond.
 WITH lost AS (
@@ -18,6 +19,7 @@ WITH lost AS (
       AND e.published_stream = %(stream)s
       AND e.published_seq = missing.seq
       AND e.published_at IS NOT NULL
+      AND coalesce(e.expires_at > clock_timestamp(), true)
     RETURNING e.id, e.originals, e.seq
 )
 SELECT count(*), (array_agg(coalesce(originals ->> 'id', id::text) ORDER BY seq))[1:20] FROM lost

@@ -19,6 +19,7 @@ WITH lost AS (
     WHERE published_stream = %(stream)s
       AND published_seq > %(last_seq)s
       AND published_at < %(before)s
+      AND coalesce(expires_at > clock_timestamp(), true)
       AND (%(max_age)s::interval IS NULL OR published_at > clock_timestamp() - %(max_age)s::interval)
     RETURNING id, originals, seq
 )

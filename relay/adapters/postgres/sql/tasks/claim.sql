@@ -28,4 +28,5 @@ RETURNING claim_token AS token, id, type,
           END AS originals,
           EXISTS (SELECT FROM processed_events
                   WHERE handler = 'task:' || task.type AND message_id = task.id) AS processed,
-          coalesce(available_at, created_at) AS due_at
+          coalesce(available_at, created_at) AS due_at,
+          coalesce(expires_at <= clock_timestamp(), false) AS stale

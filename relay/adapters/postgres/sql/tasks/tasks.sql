@@ -3,7 +3,9 @@
 -- was made: an hour is more than clocks differ. `reach.sql` says where a short look at finished ones ends.
 -- `from_oldest` turns it round.
 WITH matching AS NOT MATERIALIZED (
-    SELECT id, seq, queue, priority, status, claimed_until, available_at, enqueued_at, finished_at
+    SELECT id, seq, queue, priority, status,
+           CASE WHEN status = 'cancelled' AND expires_at <= finished_at THEN 'expired' ELSE status END AS ended,
+           claimed_until, available_at, enqueued_at, finished_at
     FROM task_outbox
     WHERE (%(type)s::text IS NULL OR type LIKE %(type)s)
       AND (%(queue)s::text IS NULL OR queue = %(queue)s)
@@ -11,9 +13,9 @@ WITH matching AS NOT MATERIALIZED (
       AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
       AND (%(error)s::text IS NULL OR last_error ~ %(error)s AND NOT last_error ~ ANY (%(unless)s::text[]))
 ), found AS MATERIALIZED (
-    (SELECT id, seq, status
+    (SELECT id, seq, ended AS status
      FROM matching
-     WHERE %(statuses)s::text[] && '{completed,cancelled}' AND status = ANY (%(statuses)s::text[])
+     WHERE %(statuses)s::text[] && '{completed,cancelled,expired}' AND ended = ANY (%(statuses)s::text[])
        AND status IN ('completed', 'cancelled') AND finished_at IS NOT NULL
        AND (%(since)s::timestamptz IS NULL OR finished_at >= %(since)s - interval '1 hour')
        AND (%(finished_since)s::timestamptz IS NULL OR finished_at >= %(finished_since)s)
@@ -54,6 +56,6 @@ WITH matching AS NOT MATERIALIZED (
 )
 SELECT id, seq, type, queue, priority, state AS status, waits_for, created_at, available_at, delivered_at,
        started_at, finished_at, next_attempt_at, attempts, last_error, correlation_id::text, causation_id::text,
-       originals, concurrency_key, least(%(counted)s, (SELECT count(*) FROM found)) AS total
+       originals, concurrency_key, nullif(expires_at, 'infinity') AS expires_at, least(%(counted)s, (SELECT count(*) FROM found)) AS total
 FROM page JOIN task_outbox USING (id)
 ORDER BY seq DESC

@@ -1,0 +1,35 @@
+"""Until when a message is worth handling, on the wire and in the words of operators."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from math import ceil
+from typing import Final
+
+from relay.domain.durations import duration
+
+#: The header that says until when a message is worth handling: a time in UTC.
+EXPIRES_AT: Final = "Relay-Expires-At"
+#: The header by which JetStream removes a message itself, after so many seconds.
+TTL: Final = "Nats-TTL"
+#: What an operator gives instead of a new time: what is stale goes on for ever.
+NEVER: Final = timedelta.max
+
+
+def in_words(span: timedelta) -> str:
+    """A new time as the audit log shows it."""
+    return "never" if span == NEVER else duration(span.total_seconds())
+
+
+def ttl_of(seconds: float) -> str:
+    """The header of a message that is worth something for so long. A second more: the rows are compared first."""
+    return str(ceil(seconds) + 1)
+
+
+def read_expiry(text: str) -> datetime | None:
+    """Read the header. None if it cannot be read: what nobody can read says nothing."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
