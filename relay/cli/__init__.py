@@ -41,7 +41,7 @@ _GROUPS: Final = (
         "controls",
         "queues",
     ),
-    *("archive", "audit", "schema"),
+    *("archive", "audit", "schema", "personal"),
 )
 #: Under which heading the help has a part.
 _PANELS: Final = {
@@ -69,7 +69,7 @@ _PANELS: Final = {
         "controls",
         "queues",
     ),
-    "Personal data": ("forget", "export"),
+    "Personal data": ("forget", "export", "personal"),
     "Databases, streams, archives": ("db", "streams", "reconcile", "archive"),
 }
 _PANEL_OF: Final = {

@@ -60,7 +60,11 @@ ELSEWHERE = {
     "is done by upkeep every half minute": {"db repair"},
     "publishes here and now, which the API leaves to workers": {"outbox publish"},
     "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},
-    "is of all contexts at once, and for whoever may read or forget a person": {"forget", "export"},
+    "is of all contexts at once, and for whoever may read or forget a person": {
+        "forget",
+        "export",
+        "personal rotate",
+    },
     "is what /readyz answers": {"health"},
     "is a duty of the scheduler, too, and takes as long as it takes": {"reconcile", "archive run"},
 }

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from relay.adapters.postgres.pool import Source, query
 from relay.adapters.postgres.row_operations import audit
+from relay.adapters.postgres.sql import statement
 from relay.domain.operators import Operator
 from relay.ports.subject_keys import WrappedKey
 
-#: The word for forgetting a person in the audit log.
+#: The words for what is done to keys, in the audit log.
 FORGET: Final = "personal.forget"
+ROTATE: Final = "personal.rotate"
+#: How many keys a statement wraps anew.
+BATCH: Final = 500
+#: Wraps a key anew: its id, the name of its master key and its bytes. Raises MasterKeyMissing, PersonalDamaged.
+Rewrap: TypeAlias = Callable[[UUID, str, bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +62,40 @@ class PostgresSubjectKeys:
             DestroyedKey(id=id, created_at=made, forgotten_at=at, by=actors.get(str(id)), already=not now)
             for id, made, at, now in keys
         ]
+
+    async def rotate(self, master: str, rewrap: Rewrap, by: Operator, batch: int = BATCH) -> AsyncIterator[int]:
+        """Wrap all keys with another master key; yields how many were wrapped, batch by batch.
+
+        Each batch is a statement of its own, so that it can be stopped at any time, and goes on when it is
+        repeated. At the end it writes a row in the audit log.
+        """
+        count, formers = 0, list[str]()
+        async with self._source() as conn:
+            formers = [name for name, _ in await query(conn, "personal/masters") if name != master]
+        for former in formers:
+            after: UUID | None = UUID(int=0)
+            while after is not None:
+                after, done = await self._rewrap(former, after, master, rewrap, batch)
+                count += done
+                yield done
+        if count:
+            async with self._source() as conn, conn.transaction():
+                about = {**by.about, "master": master, "keys": count}
+                await audit(conn, ROTATE, [], replace(by, about=about))
+
+    async def _rewrap(
+        self, former: str, after: UUID, master: str, rewrap: Rewrap, batch: int
+    ) -> tuple[UUID | None, int]:
+        """Wrap one batch anew; returns its last key, None if there is no more, and how many were wrapped."""
+        async with self._source() as conn:
+            rows = await query(conn, "personal/others", master=former, after=after, limit=batch)
+            if not rows:
+                return None, 0
+            new = {
+                "master": master,
+                "ids": [id for id, *_ in rows],
+                "formers": [name for _, name, _ in rows],
+                "wrapped": [rewrap(id, name, wrapped) for id, name, wrapped in rows],
+            }
+            done = await conn.execute(statement("personal/rewrap"), new)
+        return rows[-1][0], done.rowcount

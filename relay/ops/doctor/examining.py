@@ -29,7 +29,7 @@ from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
 from relay.domain.queues import QueueView
 from relay.domain.standstill import BacklogKind, Movement, rests
-from relay.ops.doctor import backlogs, databases, handlers, producers, queues, streams
+from relay.ops.doctor import backlogs, databases, handlers, personal, producers, queues, streams
 from relay.settings import ContextSettings, Settings
 
 _log = logging.getLogger("relay")
@@ -114,6 +114,8 @@ class Examination:
     def _configured(self) -> Iterator[tuple[str, _Question]]:
         """What is asked when the servers have answered."""
         yield "configuration", self._configuration
+        if self._needs is None and len(self._settings.contexts) > 1:
+            yield "personal values", self._personal
         for subject, url in handlers.addresses(self._settings):
             yield subject, partial(self._handler, subject, url)
 
@@ -275,6 +277,9 @@ class Examination:
         found = [*handlers.modules(self._settings)]
         found += handlers.connections(self._settings, self._room, self._workers)
         return "its modules are there", found
+
+    async def _personal(self) -> Answer:
+        return "who is forgotten, is so everywhere", await personal.remembered(self._settings.contexts)
 
     async def _handler(self, subject: str, url: str) -> Answer:
         why = await addresses.listens(*handlers.place_of(url))
