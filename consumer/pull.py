@@ -60,13 +60,9 @@ class PullConfig:
     ``ack_on_receipt``: acknowledge a message once its row is committed (``settle = "inbox"``). Then JetStream does
     not limit how much waits. So the job does not fetch while ``max_due`` rows are ready to be handled.
     ``max_inbox``: the job ends while so many rows are unfinished, including those in back-off.
-<<<<<<< ours
-    ``limited``: whether a limit is configured. ``apart``: another subscription reads the same messages and has
-    their ids as keys, so here keys are apart.
-=======
-    ``apart``: another subscription reads the same messages and has their ids as keys, so here keys are apart.
-    ``expires_in``: how long after it occurred a message is worth handling.
->>>>>>> theirs
+    ``limited``: whether a limit is configured. ``expires_in``: how long after it occurred a message is worth
+    handling. ``apart``: another subscription reads the same messages and has their ids as keys, so here keys are
+    apart.
     """
 
     context: str

@@ -21,7 +21,19 @@ from relay.bus import RequestContextMiddleware
 from relay.bus.http import answer_errors, json_response
 from relay.domain.errors import DatabaseUnreachable
 from relay.ops.alarms.watch import ReadAlarms, Watch, WatchLimits
-from relay.ops.api import archive, contexts, controls, deeds, everywhere, history, queues, replays, system, work
+from relay.ops.api import (
+    archive,
+    contexts,
+    controls,
+    deeds,
+    everywhere,
+    history,
+    personal,
+    queues,
+    replays,
+    system,
+    work,
+)
 from relay.ops.api import live as live_events
 from relay.ops.api.access import FAULT, Door, Doorkeeper, NotAdmitted
 from relay.ops.api.common import Ops, OpsLimits, Recent
@@ -37,6 +49,7 @@ from relay.ops.console.routes import attach
 from relay.ops.find import Finder
 from relay.ops.handlers import RowHandlers
 from relay.ops.kinds import KINDS
+from relay.ops.personal import carry_out_for_personal
 from relay.ops.queries import queries
 from relay.ops.queues import answer_for_queues, carry_out_for_queues
 from relay.ops.servers import answer_for_servers
@@ -100,11 +113,13 @@ def create_app(
     asked = Works(settings.contexts, pools.of, asked).answer()
     asked.handles(ReadAlarms)(Watch(settings, pools.of, limits=_WATCH).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
+    done = carry_out_for_personal(done, settings, pools.of)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
     app.state.live = Live(app.state.ops, live)
     for router in (
         *map(router_of, KINDS.values()),
         contexts.router,
+        personal.router,
         replays.router,
         controls.router,
         work.router,
