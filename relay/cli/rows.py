@@ -47,6 +47,7 @@ from relay.domain.errors import InvalidRequest, RelayError
 from relay.domain.foreign_json import read_json
 from relay.domain.incidents import show_original
 from relay.domain.operators import Outcome
+from relay.domain.personal import in_short
 from relay.domain.reasons import CODES, FAMILIES
 from relay.ops.kinds import Action, Filter, Kind, Listing
 from relay.ops.kinds.model import Order, either
@@ -404,6 +405,8 @@ def _body(kind: Kind, fields: dict[str, Any], *, as_json: bool) -> dict[str, Any
         body: dict[str, Any] = dict(show_original(found, cut=cut))
     else:
         body = {"payload": read_json(found) if as_json and not cut else found}
+    if not as_json and isinstance(text := body.get("payload"), str):
+        body["payload"] = in_short(text)
     return body | ({"payload_cut": "the rest: --payload-to FILE"} if cut else {})
 
 

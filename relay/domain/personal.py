@@ -34,6 +34,7 @@ MAX_SUBJECT_BYTES: Final = 200
 _FIELD: Final = re.compile(r"(?:\*|[A-Za-z_][A-Za-z0-9_-]{0,63})(?:\.(?:\*|[A-Za-z_][A-Za-z0-9_-]{0,63})){0,9}")
 _CONTEXT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUBJECT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(?:\.[A-Za-z_][A-Za-z0-9_-]{0,63}){0,9}")
+_VALUE: Final = re.compile(rf'\{{\s*"{MEMBER}"\s*:\s*\{{[^{{}}]*\}}\s*\}}')
 #: The place of a value is a JSON pointer (RFC 6901).
 _ESCAPES: Final = str.maketrans({"~": "~0", "/": "~1"})
 
@@ -221,12 +222,6 @@ def decrypt(place: ValuePlace, value: Encrypted, cipher: Cipher) -> None:
     place.put(json.loads(cipher(value.data, bound(value.context, value.key, place.pointer))))
 
 
-def in_short(payload: Any) -> Any:
-    """A payload as people see it: `SHOWN` for each encrypted value. It changes the payload."""
-    root = [payload]
-    for place, _ in encrypted(payload):
-        if place.pointer:
-            place.put(SHOWN)
-        else:
-            root[0] = SHOWN
-    return root[0]
+def in_short(text: str) -> str:
+    """JSON text as people see it: `SHOWN` instead of each encrypted value."""
+    return _VALUE.sub(f'"{SHOWN}"', text)

@@ -69,6 +69,16 @@ def _back_off(context: ContextSettings) -> Problems:
             yield SettingProblem((*path, "backoff_initial"), f"must not be longer than backoff_max ({limit})")
 
 
+def _plain_values(settings: Settings) -> Problems:
+    if settings.personal.master is None:
+        for context in settings.contexts.values():
+            for it in context.subscriptions.values():
+                if it.personal == "plain":
+                    yield SettingProblem(
+                        _sub(it, "personal"), "needs a master key", "[personal] master and masters"
+                    )
+
+
 def _handler_time(subscription: SubscriptionSettings) -> Problems:
     if subscription.settle == "handler" and subscription.handler_timeout >= subscription.ack_wait:
         limit = format_duration(subscription.ack_wait)
@@ -511,5 +521,5 @@ _OF_CONTEXT: Final = (_cloudevents, _back_off, _dead_letters, _archive, _backpre
 _OF_SUBSCRIPTION: Final = (_handler_time, _limit, _handler_kind, _on_failure, _order)
 _OF_ALL: Final = (
     *(_databases, _streams, _ways, _commands, _queries),
-    *(_durables, _filters_reach, _renamed, _archived_streams, _metrics, _credentials),
+    *(_durables, _filters_reach, _renamed, _archived_streams, _metrics, _credentials, _plain_values),
 )

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from relay import Event, Outbox, PersonalFields
 from relay.domain.errors import ConfigurationError, InvalidPayload, PayloadTooLarge
+from relay.events import registration_of
 from tests.integration.personal_support import (
     EMAIL,
     VARIABLES,
@@ -26,6 +27,7 @@ from tests.integration.personal_support import (
     tables_hide,
 )
 from tests.integration.publishing import Producer, engine_url, outbox_rows, query
+from tests.pages import code
 
 pytestmark = pytest.mark.anyio
 
@@ -168,3 +170,11 @@ def test_the_fields_of_an_event_may_be_declared_one_by_one() -> None:
     assert Event(
         event_type="a", aggregate_type="b", aggregate_id="c", payload={}, personal=PersonalFields("id", ("email",))
     )
+
+
+def test_the_class_of_the_page_declares_its_fields() -> None:
+    names: dict[str, Any] = {}
+    exec(code("docs/how-to/personal-data.md", "python", 1), names)
+    found = registration_of(names["OrderPlaced"])
+    assert found is not None
+    assert found.personal == PersonalFields("customer_id", ("email", "address.*"))

@@ -15,6 +15,7 @@ from relay.bus import Nothing
 from relay.bus.errors import NothingFound
 from relay.domain.errors import of_context
 from relay.domain.incidents import show_original
+from relay.domain.personal import in_short
 from relay.domain.tasks import is_type
 from relay.ops.api.access import Caller, Reading, check_payloads
 from relay.ops.api.common import Asked, InContext, Ops, page_of, payload_of
@@ -150,6 +151,8 @@ async def _show(request: Request, ops: Ops, caller: Caller, context: str, kind: 
     if asked.payload and kind.body != "payload":
         row |= show_original(row.pop(kind.body), cut=cut)
     payload = row.pop("payload", None)
+    if isinstance(payload, str):
+        payload = in_short(payload)
     return page(
         request,
         (f"{kind.path}-one.html", "one.html"),
