@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from consumer.handlers import AlreadyProcessed, HandlerRegistry, MessageContext, Poison
 from jetrelay_pytest.memory import Memory, in_memory
-from relay import Event, Outbox, command
+from relay import Event, Outbox, PersonalFields, command
 from relay.adapters.postgres.captured_rows import capture
 from relay.adapters.postgres.targets import write
 from relay.domain.errors import FutureEvent, InvalidHandler, UnsupportedTarget
@@ -316,3 +316,9 @@ def test_a_function_with_a_connection_is_told_what_to_do(memory: Memory, handler
 
     with pytest.raises(UnsupportedTarget, match="psycopg"):
         memory.outbox.deliver(handlers, created())
+
+
+def test_a_test_reads_personal_values_and_needs_no_key(memory: Memory) -> None:
+    values = {"id": "1", "email": "ann@example.org"}
+    add(replace(created(), payload=values, personal=PersonalFields("id", ("email",))))
+    memory.outbox.assert_published("vibe_created", values, aggregate_id="1")
