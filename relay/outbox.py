@@ -81,7 +81,7 @@ class Outbox:
         self._schema = check_schema(schema)
         self._routing = Routing(context=context, streams={} if topics is None else {"": topics})
         self._max_payload = max_payload
-        self._personal = declared_personal(context)
+        self._personal = {} if undeclared else declared_personal(context)
         self._masters: Masters | None = None
         # A payload shorter than this always fits: no character takes more bytes than _MAX_CHAR_BYTES.
         self._surely_fits = (max_payload - 2 * WIRE_RESERVE_BYTES - _MAX_OVERHEAD_BYTES) // _MAX_CHAR_BYTES

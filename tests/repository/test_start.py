@@ -60,7 +60,7 @@ def test_the_help_knows_all_commands() -> None:
 def test_no_cipher_is_loaded_where_nothing_is_personal() -> None:
     there = loaded("import relay.outbox, relay.bootstrap, consumer.message_rows")
     assert "relay.domain.personal" in there
-    assert "cryptography" not in there
+    assert "relay.adapters.aes_gcm" not in there
 
 
 def test_a_scheduler_does_without_sqlalchemy() -> None:
