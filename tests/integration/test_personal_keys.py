@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -124,3 +125,25 @@ async def test_a_backup_that_brings_a_key_back_is_found(
     with psycopg.connect(other) as connection:
         Outbox("sea", undeclared=True).add(connection, order("c-1", "o-9"))
     assert await remembered(contexts) == []
+
+
+def test_the_upgrade_lets_writers_of_events_make_keys_and_the_fleet_destroy_them(database_url: str) -> None:
+    module = importlib.import_module("relay.adapters.postgres.migrations.versions.0127_subject_keys")
+    app, fleet = (f"{name}_{uuid4().hex[:12]}" for name in ("app", "fleet"))
+    with psycopg.connect(database_url) as connection:
+        connection.execute(f'CREATE ROLE "{app}"')
+        connection.execute(f'CREATE ROLE "{fleet}"')
+        connection.execute(f'GRANT INSERT (id, payload) ON outbox_events TO "{app}"')
+        connection.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_events TO "{fleet}"')
+        connection.execute(module.GRANTS)
+        asked = (
+            "SELECT has_table_privilege(%s, 'subject_keys', %s), has_column_privilege(%s, 'subject_keys', %s, %s)"
+        )
+        may = {
+            (role, right): any(connection.execute(asked, (role, right, role, "wrapped", right)).fetchone() or ())
+            for role in (app, fleet)
+            for right in ("SELECT", "INSERT", "UPDATE")
+        }
+        connection.rollback()
+    assert [right for (role, right), it in may.items() if it and role == app] == ["SELECT", "INSERT"]
+    assert [right for (role, right), it in may.items() if it and role == fleet] == ["SELECT", "INSERT", "UPDATE"]
