@@ -56,7 +56,7 @@ class HeldRow:
     payload: Any
 
 
-class _Known:
+class _KeysOfPerson:
     """The keys of the person, of all contexts."""
 
     def __init__(self, keys: Sequence[WrappedKey]) -> None:
@@ -185,7 +185,7 @@ def _opening(masters: Masters | None, keys: Sequence[WrappedKey]) -> OpenPersona
         return None
     from relay.adapters import aes_gcm  # noqa: PLC0415 - an extra
 
-    known = _Known(keys)
+    known = _KeysOfPerson(keys)
     return OpenPersonal(masters, lambda _: known, aes_gcm.unwrap, aes_gcm.decrypting)
 
 
