@@ -23,7 +23,7 @@ from relay.domain.errors import MissingExtraError, RelayError
 _CHAOS: Final = "chaos"
 _COMMANDS: Final = (
     *("init", "demo", "dev", _CHAOS, "health", "doctor", "alarms", "explain", "find", "config", "backlog"),
-    *("reconcile", "top", "ops", "forget", "export"),
+    *("reconcile", "retention", "top", "ops", "forget", "export"),
 )
 _GROUPS: Final = (
     *(
@@ -70,7 +70,7 @@ _PANELS: Final = {
         "queues",
     ),
     "Personal data": ("forget", "export", "personal"),
-    "Databases, streams, archives": ("db", "streams", "reconcile", "archive"),
+    "Databases, streams, archives": ("db", "streams", "reconcile", "archive", "retention"),
 }
 _PANEL_OF: Final = {
     **dict.fromkeys((*_COMMANDS, *_GROUPS), "What is going on"),

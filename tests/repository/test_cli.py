@@ -19,8 +19,8 @@ from relay.cli import create_app, main
 from relay.cli.tables import print_fields
 from relay.telemetry.logs import colored
 
-#: Commands that run until they are stopped.
-WITHOUT_JSON = {"dev", "ops"}
+#: Commands that run until they are stopped, and one that prints JSON in any case.
+WITHOUT_JSON = {"dev", "ops", "export"}
 
 
 def leaves(command: Any, *path: str) -> Iterator[tuple[str, Any]]:

@@ -49,6 +49,7 @@ PLACES = {
     "explain": "/api/v1/explain",
     "find": "/api/v1/find",
     "backlog": "/api/v1/backlogs",
+    "retention": f"{_CONTEXT}retention",
     "top": f"{_CONTEXT}history",
     "audit undo": f"{_CONTEXT}audit/{{id}}/undo",
 }

@@ -189,7 +189,7 @@ HOOKS = [
 OURS = [_Parser, RelayClient, RelayBroker, _BlockingConsumer, OnLoop, WorkerRuntime]
 OURS += [LazyAsyncConnection, LazyConnection, LazyCursor]
 #: Private by their names only: our settings' own, and SQLAlchemy's, which is documented.
-NOT_PRIVATE = {"_origins", "_mapping"}
+NOT_PRIVATE = {"_origins", "_mapping", "_limit"}
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda it: f"{it.library} {it.name}")

@@ -119,10 +119,10 @@ async def ensure(
     """
     changes = []
     for stream in streams:
-        with _doing(f"stream {stream.name}"):
+        with talking(f"stream {stream.name}"):
             changes += await _ensure_stream(js, stream)
     for consumer in consumers:
-        with _doing(f"consumer {full_name(consumer)}"):
+        with talking(f"consumer {full_name(consumer)}"):
             changes += await _ensure_consumer(js, consumer)
     return changes
 
@@ -135,7 +135,7 @@ async def diff(
     Raises BrokerUnreachable.
     """
     differences = []
-    with _doing("comparison"):
+    with talking("comparison"):
         for stream in streams:
             differences += compare_stream(stream, await _stream_config(js, stream.name))
         for consumer in consumers:
@@ -150,12 +150,12 @@ async def show(
     durables: dict[str, list[str]] = {spec.name: [] for spec in streams}
     for consumer in consumers:
         durables.setdefault(consumer.stream, []).append(consumer.durable)
-    with _doing("state"):
+    with talking("state"):
         return [await _view(js, name, wanted) for name, wanted in durables.items()]
 
 
 @contextmanager
-def _doing(what: str) -> Iterator[None]:
+def talking(what: str) -> Iterator[None]:
     """Turn the errors of nats-py into ours."""
     try:
         yield

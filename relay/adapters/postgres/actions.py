@@ -15,6 +15,7 @@ from relay.adapters.postgres.pool import Source, query
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import UnknownSelection
 from relay.domain.operators import Selected
+from relay.domain.retention import SELECTIONS_KEPT
 
 
 class Actions:
@@ -57,6 +58,7 @@ class Actions:
             "action": selected.action,
             "ids": None if selected.ids is None else [*selected.ids],
             "wanted": None if selected.wanted is None else json.dumps(selected.wanted),
+            "kept": SELECTIONS_KEPT,
         }
         async with self._source() as conn:
             await conn.execute(statement("deeds/keep_selection"), parameters)

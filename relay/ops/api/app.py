@@ -52,6 +52,7 @@ from relay.ops.kinds import KINDS
 from relay.ops.personal import carry_out_for_personal
 from relay.ops.queries import queries
 from relay.ops.queues import answer_for_queues, carry_out_for_queues
+from relay.ops.retention import Retention
 from relay.ops.servers import answer_for_servers
 from relay.ops.work import Works
 from relay.settings import ContextSettings, Settings
@@ -110,7 +111,7 @@ def create_app(
     asked = cold.answer(rows.answer(queries(settings, sources=pools.of, patience=_PATIENCE_S)))
     asked = Finder(settings.contexts, pools.of, asked).answer()
     asked = answer_for_queues(answer_for_servers(asked, settings), settings)
-    asked = Works(settings.contexts, pools.of, asked).answer()
+    asked = Retention(settings, pools.of).answer(Works(settings.contexts, pools.of, asked).answer())
     asked.handles(ReadAlarms)(Watch(settings, pools.of, limits=_WATCH).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     done = carry_out_for_personal(done, settings, pools.of)

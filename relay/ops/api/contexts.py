@@ -1,4 +1,4 @@
-"""The rest of a context over HTTP: parked keys, the schedule, the audit log."""
+"""The rest of a context over HTTP: parked keys, the schedule, the audit log, what is kept how long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relay.ops.api.lines import IN_LINES, READ, Lined, in_lines
 from relay.ops.api.models import Moment, Number, OutcomeOut, Text
 from relay.ops.api.parts import PartAsked
 from relay.ops.api.rows_out import listing_model
-from relay.ops.kinds import AUDIT, JOBS, PARKED
+from relay.ops.kinds import AUDIT, JOBS, PARKED, RETENTION
 from relay.ops.requests import (
     TYPED,
     ListParked,
@@ -34,10 +34,13 @@ from relay.ops.requests import (
     ResumeJob,
     RunJob,
 )
+from relay.ops.retention import ReadRetention
 from relay.ops.selections import keep, look_up
 
 router: Final = APIRouter(prefix="/contexts/{context}", tags=["contexts"], responses=PROBLEMS)
 _RELEASE: Final = PARKED.action("release")
+#: What every rule says.
+RULED: Final = ("place", "name", "ends", "rule")
 _STRICT = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
@@ -55,6 +58,9 @@ ScheduledJob: Any = listing_model(
 )
 AuditEntry: Any = listing_model(
     AUDIT, "AuditEntry", "What somebody did.", "id", "at", "actor", "action", "count", "ids"
+)
+KeptOut: Any = listing_model(
+    RETENTION, "Kept", "Something that is kept: by which rule, and how much of it there is.", *RULED
 )
 
 
@@ -298,3 +304,14 @@ async def _audit_lines(ops: Ops, context: str, asked: AuditAsked) -> Response:
         return found, found[-1]["id"] if len(found) == query.limit and not one else None
 
     return await in_lines(ops.downloads, page)
+
+
+@router.get(
+    "/retention",
+    response_model=list[KeptOut],
+    name="show_retention",
+    description=RETENTION.listing,
+)
+async def _show_retention(ops: Asked, _: Reading, context: InContext) -> Response:
+    found = (await ops.queries.ask_async(ReadRetention(context=context))).unwrap()
+    return json_response([it.row() for it in found])

@@ -23,7 +23,7 @@ from relay.ops.console.forms import Form, checked, read
 from relay.ops.console.render import deed_path, link, page
 from relay.ops.console.row_actions import used_by
 from relay.ops.console.wording import plural
-from relay.ops.kinds import AUDIT, JOBS, PARKED
+from relay.ops.kinds import AUDIT, JOBS, PARKED, RETENTION
 from relay.ops.requests import (
     LISTED,
     TYPED,
@@ -36,6 +36,7 @@ from relay.ops.requests import (
     ResumeJob,
     RunJob,
 )
+from relay.ops.retention import ReadRetention
 from relay.ops.selections import keep, look_up
 
 router: Final = APIRouter(prefix="/contexts/{context}")
@@ -214,3 +215,10 @@ async def audit(request: Request, ops: Asked, _: Reading, context: InContext) ->
     found = (await ops.queries.ask_async(ReadAudit(context=context, **asked.model_dump()))).unwrap()
     following = found[-1]["id"] if len(found) == asked.limit else None
     return page(request, "audit.html", kind=AUDIT, context=context, rows=found, following=following)
+
+
+@router.get("/retention")
+async def retention(request: Request, ops: Asked, _: Reading, context: InContext) -> Response:
+    """Show what is kept how long, and what goes next."""
+    found = (await ops.queries.ask_async(ReadRetention(context=context))).unwrap()
+    return page(request, "retention.html", kind=RETENTION, context=context, rows=[it.row() for it in found])

@@ -49,6 +49,7 @@ MENU: Final = (
     ("schedule", "Schedule"),
     ("controls", "Pauses and limits"),
     ("archive", "Archive"),
+    ("retention", "Retention"),
     ("audit", "Audit log"),
 )
 #: Lists over all contexts: pages, and lines of the search.

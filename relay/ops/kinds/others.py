@@ -1,4 +1,4 @@
-"""Parked keys, jobs of the schedule, archived rows, dead jobs: described once, with pages of their own."""
+"""Parked keys, jobs of the schedule, archived rows, dead jobs and others: described once, with own pages."""
 
 from __future__ import annotations
 
@@ -274,6 +274,28 @@ ARCHIVED: Final = Listing(
             past="published once more",
         ),
     ),
+)
+RETENTION: Final = Listing(
+    path="retention",
+    command="retention",
+    title="Retention",
+    one="rule",
+    many="rules",
+    listing="List what is kept, how long and by which setting, how much there is, and when the next of it goes.",
+    columns=(
+        Column(name="place", label="Where"),
+        Column(name="name", label="What", show="code"),
+        Column(name="ends", label="Ends by", meaning="What takes it away: time, act, replaced, or never"),
+        Column(name="keeps", label="Kept for", holds="number", meaning="For how many seconds"),
+        Column(name="setting", label="Setting", show="code"),
+        Column(name="rows", label="Rows", show="number"),
+        Column(name="size", label="Size", show="size"),
+        Column(name="oldest_at", label="Oldest", show="time", typed="oldest"),
+        Column(name="next_at", label="Next goes", show="time", typed="next"),
+        Column(name="rule", label="Rule"),
+    ),
+    table=("place", "name", "ends", "keeps", "setting", "rows", "size", "oldest_at", "next_at", "rule"),
+    actions=(),
 )
 DEAD_JOBS: Final = Listing(
     path="queues",
