@@ -42,7 +42,7 @@ from relay.domain.errors import AlreadyProcessed, DomainError, InvalidHandler, I
 from relay.domain.identity import Id
 from relay.domain.retry import Dead, Never, RetryFunction, RetryLater
 from relay.domain.subject import check_type, check_version
-from relay.events import registration_of
+from relay.events import declared_upcasts, registration_of
 from relay.execution.calls import Function as Registered
 from relay.execution.retry_rules import RetryRule
 from relay.execution.signatures import Inject, Injectable, invalid, parameters, read
@@ -204,6 +204,7 @@ class HandlerRegistry:
         def register(function: Function) -> Function:
             _check_upcaster(function)
             _put(self.upcasters, key, function, "upcast by")
+            declared_upcasts.add(key)
             return function
 
         return register

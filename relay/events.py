@@ -118,6 +118,10 @@ class Registration:
 
 #: The commands that are declared in this process: each subject with its version.
 declared_commands: Final[set[tuple[str, int]]] = set()
+#: The classes that are registered in this process.
+declared_classes: Final[WeakSet[type[BaseModel]]] = WeakSet()
+#: The versions that functions of this process turn into the next one: each type with its version.
+declared_upcasts: Final[set[tuple[str, int]]] = set()
 
 
 def event(
@@ -183,6 +187,7 @@ def _register(registration: Registration) -> Callable[[type[Model]], type[Model]
         if registration.personal is not None:
             _check_personal(model, registration.personal)
         setattr(model, _ATTRIBUTE, registration)
+        declared_classes.add(model)
         return model
 
     return register

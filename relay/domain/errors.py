@@ -34,6 +34,7 @@
     ├── StreamMissing           STREAM_MISSING       (kept in publish_error, not raised)
     ├── StreamMismatch          STREAM_MISMATCH      (kept in publish_error, not raised)
     ├── InvalidRequest          INVALID_REQUEST
+    ├── BreakingChange          BREAKING_CHANGE
     ├── UnknownId               UNKNOWN_ID           (relay.domain.life)
     ├── TooMany                 TOO_MANY
     ├── UnknownIncident         UNKNOWN_INCIDENT
@@ -288,6 +289,12 @@ class InvalidRequest(RelayError, ValueError):
     """An operator's command is incomplete or contradicts itself; nothing was done."""
 
     code = "INVALID_REQUEST"
+
+
+class BreakingChange(RelayError):
+    """A published version of an event has changed so that messages of before, or their readers, break."""
+
+    code = "BREAKING_CHANGE"
 
 
 class LagUnknown(RelayError):
