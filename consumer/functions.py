@@ -68,7 +68,7 @@ class PythonEventHandler:
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Handle one request, see the port. Every exception of the function becomes an answer."""
-        call = self.prepared(request)
+        call = await asyncio.to_thread(self.prepared, request) if request.brought else self.prepared(request)
         if isinstance(call, HandlerResult):
             return call
         return await answered(self._calls.run(call), self.timeout, call)
@@ -176,7 +176,7 @@ def _read(request: HandlerRequest) -> IncomingEvent:
     id = request.source_id or request.message_id
     read = request.event
     if read is None:
-        read = read_request(request.subject, {**request.headers, MSG_ID: str(id)}, request.body)
+        read = read_request(request.subject, {**request.headers, MSG_ID: str(id)}, bytes(request.body))
     originals = read.originals
     return IncomingEvent(
         message_id=shown(read.message_id, originals, ID),

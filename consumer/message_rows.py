@@ -16,6 +16,7 @@ from uuid import UUID
 from consumer.circuit import KeepCircuit
 from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
+from consumer.large import BringPayloads
 from consumer.personal import OpenRequests
 from consumer.window import Window
 from relay import jobs
@@ -30,6 +31,7 @@ from relay.domain.controls import NO_LIMIT, UNCONTROLLED, Controls, Limit, What
 from relay.domain.envelopes import Envelope, Request, decode, handler_request
 from relay.domain.errors import BrokerUnreachable, MalformedMessage, Outage
 from relay.domain.facts import FactSink, HandlerAnswered, MessageExpired, MessageProcessed, MessageRetried, Traced
+from relay.domain.large import Reference
 from relay.domain.model import Away, HandlerResult, Verdict
 from relay.domain.personal import MARK
 from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, TooLate, decide
@@ -88,7 +90,7 @@ class MessageRows:
     acknowledged after their handler. ``lease``: a claim outlives a dead worker by at most this time; a live worker
     renews it during a call. ``controls``: what operators have limited. With a limit, ``limited`` claims. A pause
     needs nothing here: the statements that claim know of it. ``tally``: counts for the history. ``opens``: set if
-    the handler gets personal values in plain text.
+    the handler gets personal values in plain text. ``brings``: what brings payloads that are elsewhere.
     """
 
     config: MessageConfig
@@ -107,6 +109,7 @@ class MessageRows:
     limited: LimitedInbox | None = None
     enqueue: Callable[[Sequence[UUID]], Awaitable[None]] | None = None
     opens: OpenRequests | None = None
+    brings: BringPayloads | None = None
 
     after_claim = "after_message_claim"
 
@@ -188,7 +191,7 @@ class MessageRows:
         if row.rejected is not None:
             return Decided(row.rejected)
         try:
-            prepared = self._read(row)
+            prepared, reference = self._read(row), Reference.of(row.headers)
         except MalformedMessage as error:
             # The pull job could read it. So the subscription's envelope has changed since then.
             return Decided(DeadLetter(str(error), DeadLetterClass.POISON))
@@ -211,6 +214,7 @@ class MessageRows:
             source_id=row.source_id,
             event=event,
             personal=self.opens is not None and MARK in row.body,
+            reference=reference,
         )
 
     def _read(self, row: InboxRow) -> Request:
@@ -219,6 +223,8 @@ class MessageRows:
 
     async def ask(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler."""
+        if request.reference is not None and self.brings is not None:
+            return await self.brings.before(self.ask, request, personal=self.opens is not None)
         if request.personal and self.opens is not None:
             opened = await self.opens.open(request)
             if isinstance(opened, HandlerResult):
@@ -412,7 +418,9 @@ class FunctionRows(MessageRows):
         event = decode(self.config.envelope, row.subject, row.headers, row.body)
         return Request(event if event.occurred_at else event._replace(occurred_at=row.occurred_at), b"")
 
-    def call(self, request: HandlerRequest) -> PreparedCall | HandlerResult:
+    def call(self, request: HandlerRequest) -> PreparedCall | HandlerResult | None:
+        if request.reference is not None and self.brings is not None:
+            return None  # it may wait for its payload
         if request.personal and self.opens is not None:
             opened = event_loop().run_coroutine(self.opens.open(request))
             if isinstance(opened, HandlerResult):

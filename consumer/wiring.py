@@ -16,6 +16,7 @@ from consumer.deadletters import RecordDeadLetters
 from consumer.functions import PythonEventHandler, check_commands, check_subscriptions, has_plain
 from consumer.handlers import load
 from consumer.key_order import DeliveryNumbers, NextOfKey
+from consumer.large import BringPayloads, apart
 from consumer.message_rows import FunctionRows, MessageConfig, MessageRows, ahead_on_loop, waiting_messages
 from consumer.personal import OpenRequests
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
@@ -166,6 +167,7 @@ def _rows(context: str, subscription: str) -> MessageRows:
         enqueue=enqueue(context, subscription),
         tally=application.tallies.of(context, Of.SUBSCRIPTION)[subscription],
         opens=_opens(context, subscription),
+        brings=BringPayloads(application.payloads),
     )
     waiting = partial(waiting_messages, runtime, context, subscription)
     rows.ahead = ahead = ahead_on_loop(rows, application.inbox(context, subscription), waiting)
@@ -258,6 +260,7 @@ def chunks(context: str, subscription: str) -> RunChunk:
     single = _rows(context, subscription)
     if single.opens is not None:
         ask_all = single.opens.before(ask_all)
+    ask_all = apart(ask_all, single.ask)
     rows = ChunkRows(single, claims, ask_all)
     return RunOnLoop(rows, rows.settle)
 

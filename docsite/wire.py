@@ -63,9 +63,17 @@ takes the subject, here `SHOP_EVENTS`. Dead letters of a context are in the stre
 | `Relay-Actor-Id`, `Relay-Actor-Kind` | who caused it, if known: `HUMAN`, `AGENT` or `SYSTEM` |
 | `traceparent` | the trace, if there is one |
 | `Relay-Expires-At` | the time in UTC from which on nobody handles it, if it expires |
+| `Relay-Payload` | where the payload is, if it is [large](#large-payloads) |
 | `Nats-TTL` | after how many seconds its stream removes it, if that does so (`message_ttl`) |
 """
 _PERSONAL: Final = """\
+## Large payloads
+
+A payload above `payload_limit` is `{"relay:payload": …}` with the JSON of the header `Relay-Payload`: `v` (1),
+`store` (`outbox`), `context`, `id` (of its row), `size` and `sha256` of its JSON text in UTF-8. To get it,
+request `relay.payloads.<context>` with `id`, `size`, `sha256`, `offset` and `length` (at most 262144). The
+answer is those bytes, or has the header `Nats-Service-Error-Code`.
+
 ## Personal values
 
 A [personal value](../how-to/personal-data.md) is an object with one member, `relay:personal`, an object of `v`

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from relay import jobs
+from relay.adapters.jetstream import payloads
 from relay.adapters.jetstream.query_server import AnswerQueries
 from relay.adapters.jetstream.subject_keys import QUERY_TIMEOUT, answering
 from relay.adapters.postgres.sequences import mend_sequences
@@ -128,6 +129,14 @@ def _answer_for_keys(name: str) -> None:
     application.on_stop.append(answers.stop)
 
 
+def _answer_for_payloads(name: str) -> None:
+    """Make this process answer for the content of large payloads of a context."""
+    offered = payloads.answering(name, application.payloads)
+    answers = AnswerQueries(name, offered, application.nats, application.facts, payloads.QUERY_TIMEOUT)
+    application.on_start.append(answers.start)
+    application.on_stop.append(answers.stop)
+
+
 # Load now, so that a worker does not start with an envelope or a handler that cannot be used.
 with exit_on_error():
     for _context in settings.contexts:
@@ -141,6 +150,8 @@ with exit_on_error():
             _answer(_context, _found.queries)
         if settings.answers_for_keys(_context):
             _answer_for_keys(_context)
+        if _found.payload_limit is not None:
+            _answer_for_payloads(_context)
     # If a cron job belongs to no configured context, the worker does not start. The scheduler does the same.
     _crons = {name: [it.name for it in registry.of(name, settings.contexts)] for name in settings.contexts}
     if metrics is not None:

@@ -22,6 +22,7 @@ from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.jetstream.refusals import Refusal
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, NatsStreamLookup
 from relay.adapters.members import Members
+from relay.adapters.payload_files import PayloadFiles
 from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.archive import PostgresArchive
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
@@ -35,7 +36,8 @@ from relay.adapters.postgres.ledger import PostgresLedger
 from relay.adapters.postgres.movements import PostgresMovements
 from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.adapters.postgres.orphans import PostgresOrphans
-from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
+from relay.adapters.postgres.outbox import LARGEST, KeptPayloads, PostgresOutboxAdapter
+from relay.adapters.postgres.payloads import PostgresPayloads
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
 from relay.adapters.postgres.subject_keys import PostgresSubjectKeys
@@ -44,16 +46,18 @@ from relay.commands.adopt import DecideOrphans
 from relay.commands.alerts import SendAlerts
 from relay.commands.archive import ArchiveRows
 from relay.commands.deadletter import RouteToDeadLetter
+from relay.commands.fetch_payloads import FetchPayloads
 from relay.commands.incidents import RecordIncidents
 from relay.commands.lag import ReadLag
 from relay.commands.open_personal import OpenPersonal
 from relay.commands.orphans import FindOrphans
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
 from relay.commands.reconcile import FindMissing, ReconcileStream
-from relay.concurrency import FairSlots
+from relay.concurrency import ByteBudget, FairSlots
 from relay.credentials import http_access, nats_options, redis_options
 from relay.domain.errors import UnknownContext, of_context
 from relay.domain.facts import Fact, FactSink
+from relay.domain.large import Reference
 from relay.domain.ordering import LANES
 from relay.domain.retry import RetryPolicy
 from relay.domain.topology import ConsumerSpec
@@ -61,6 +65,7 @@ from relay.envelopes import writer
 from relay.execution.tallies import Tallies
 from relay.jobs import Duty
 from relay.ports import ColdStore, JetStreamConsumer
+from relay.ports.payloads import PayloadSource
 from relay.ports.subject_keys import SubjectKeys
 from relay.settings import ArchiveSettings, ContextSettings, Settings, SubscriptionSettings
 
@@ -309,6 +314,19 @@ class Application:
 
         return RemoteQueries(self.nats)
 
+    @cached_property
+    def payloads(self) -> FetchPayloads:
+        """What fetches large payloads: from our own databases, else over NATS."""
+        from relay.adapters.jetstream.payloads import NatsPayloads  # noqa: PLC0415 - few processes ask
+
+        def source(reference: Reference) -> PayloadSource:
+            if reference.context in self.settings.contexts:
+                return PostgresPayloads(self.context(reference.context).pool.connection)
+            return NatsPayloads(self._remote)
+
+        room = self.settings.payloads
+        return FetchPayloads(PayloadFiles(room.folder, room.disk), source, ByteBudget(room.memory))
+
     def archive(self, context: str) -> ArchiveRows | None:
         """The archive of a context; None if it is off. Raises UnknownContext."""
         parts = self.context(context)
@@ -334,6 +352,7 @@ class Application:
             partial(wakeup.lend, at_once=True),
             dead_head_blocks=settings.publish.dead_head == "block",
             largest=lambda: publisher.largest(LARGEST),
+            kept=None if settings.payload_limit is None else KeptPayloads(name, settings.payload_limit),
         )
         config = PublishConfig(
             routing=settings.routing,

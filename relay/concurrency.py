@@ -251,6 +251,47 @@ class FairSlots:
             slot.granted.set_result(None)
 
 
+# --- room in memory ---
+
+
+class ByteBudget:
+    """So many bytes may be in use at a time. Who waits longest is next, however much that is."""
+
+    def __init__(self, most: int) -> None:
+        self._free = self.most = most
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def take(self, size: int, patience: float) -> AsyncIterator[bool]:
+        """Have ``size`` bytes, or all there are; False if they are not free within ``patience`` seconds."""
+        size = min(size, self.most)
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, mine))
+        self._grant()
+        try:
+            await asyncio.wait([mine], timeout=patience)
+            granted = mine.done()
+            if not granted:
+                mine.cancel()
+                self._grant()
+            yield granted
+        finally:
+            if mine.done() and not mine.cancelled():
+                self._free += size
+            mine.cancel()
+            self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            size, next_ = self._waiting[0]
+            if not next_.done():
+                if size > self._free:
+                    return
+                self._free -= size
+                next_.set_result(None)
+            self._waiting.popleft()
+
+
 # --- group commit ---
 
 

@@ -28,6 +28,7 @@ from relay.bus.context import created
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor
 from relay.domain.errors import ConfigurationError, InvalidHeader, InvalidKey, InvalidTimestamp, UnknownContext
 from relay.domain.identity import Id, Identity, identified
+from relay.domain.large import REFERENCE_BYTES, check_large
 from relay.domain.limits import (
     DEFAULT_MAX_PAYLOAD_BYTES,
     MAX_KEY_BYTES,
@@ -44,7 +45,13 @@ from relay.domain.routing import Routing
 from relay.domain.subject import MAX_SUBJECT_CHARS, check_token
 from relay.domain.traceparent import TRACEPARENT, Trace, find
 from relay.events import AGGREGATE, Event, as_event, plain
-from relay.settings import declared_contexts, declared_masters, declared_personal, declared_topics
+from relay.settings import (
+    declared_contexts,
+    declared_masters,
+    declared_payload_limit,
+    declared_personal,
+    declared_topics,
+)
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
 
@@ -62,6 +69,7 @@ class Outbox:
     is refused with UnknownContext, unless ``undeclared`` is true. A topic that is none of its streams or routes is
     refused with ForeignSubject. ``schema``: where its tables are; by default the
     search_path of the target finds them. ``max_payload``: the broker's limit in bytes for a whole message; 1 MiB.
+    With ``payload_limit`` in relay.toml a payload may have 64 MB.
 
     The outbox never commits, and nothing is published before the caller's transaction does. Events of a SQLAlchemy
     session are written when it commits, those of a connection at once, and those of an asynchronous connection
@@ -82,6 +90,7 @@ class Outbox:
         self._routing = Routing(context=context, streams={} if topics is None else {"": topics})
         self._max_payload = max_payload
         self._personal = {} if undeclared else declared_personal(context)
+        self._payload_limit = None if undeclared else declared_payload_limit(context)
         self._masters: Masters | None = None
         # A payload shorter than this always fits: no character takes more bytes than _MAX_CHAR_BYTES.
         self._surely_fits = (max_payload - 2 * WIRE_RESERVE_BYTES - _MAX_OVERHEAD_BYTES) // _MAX_CHAR_BYTES
@@ -237,7 +246,11 @@ class Outbox:
         around += 6 * sum(len(text.encode()) for text in row.originals.values())
         # PostgreSQL writes small numbers in full: 1e-300 takes three hundred digits.
         zeros = sum(map(int, _SMALL_NUMBER.findall(row.payload)))
-        check_size(len(row.payload.encode()) + zeros + around, self._max_payload)
+        size = len(row.payload.encode()) + zeros
+        if self._payload_limit is not None and size > self._payload_limit:
+            check_large(size)
+            size = 2 * REFERENCE_BYTES
+        check_size(size + around, self._max_payload)
 
 
 def _as_large(payload: str, personal: Personal) -> str:

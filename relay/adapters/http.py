@@ -13,12 +13,12 @@ import hmac
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import aiohttp
@@ -33,6 +33,8 @@ from relay.domain.traceparent import TRACEPARENT
 from relay.ports import HandlerRequest
 
 _MAX_ANSWER_BYTES: Final = 65_536
+#: A body is sent in pieces of so many bytes.
+_PIECE_BYTES: Final = 1024**2
 #: The header in which a service tells operators why it refuses a message. It may be percent-encoded.
 REASON: Final = "Relay-Reason"
 #: How long an idle connection is kept, in seconds. Usual servers close theirs later (gunicorn 2 s, uvicorn 5 s): a
@@ -61,7 +63,9 @@ class HttpAccess:
     token_header: str = AUTHORIZATION
     tls: ssl.SSLContext | None = None
 
-    def headers(self, id: str, body: bytes, vouched: Mapping[str, str] | None = None) -> dict[str, str]:
+    def headers(
+        self, id: str, body: bytes | bytearray, vouched: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
         """The headers that prove who sends a call. ``id`` is the same for every repeat.
 
         ``vouched``: the other headers of a call of a handler; those that it may trust are signed, too.
@@ -144,13 +148,21 @@ class HttpEventHandler:
         if request.traceparent is not None:
             headers[TRACEPARENT] = request.traceparent
         headers |= self._access.headers(key, request.body, headers)
-        async with self._session.post(
-            self._url, data=request.body, headers=headers, allow_redirects=False
-        ) as response:
+        body: Any = request.body
+        if len(body) > _PIECE_BYTES:
+            headers["content-length"], body = str(len(body)), _pieces(body)
+        async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status in DONE:
                 await _skip(response)
                 return HandlerResult.from_status(response.status)
             return _refused(response, await _body(response))
+
+
+async def _pieces(body: bytes | bytearray) -> AsyncIterator[memoryview]:
+    """A large body piece by piece: as a whole, the connection would copy it."""
+    whole = memoryview(body)
+    for begin in range(0, len(whole), _PIECE_BYTES):
+        yield whole[begin : begin + _PIECE_BYTES]
 
 
 def key_of(header: str | None, message_id: str) -> str:
@@ -239,16 +251,17 @@ async def read_detail(response: aiohttp.ClientResponse) -> str:
     return _reason(response) or printable((await _body(response)).decode("utf-8", "replace"))
 
 
-def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+def sign(secret: str, message_id: str, timestamp: int, body: bytes | bytearray) -> dict[str, str]:
     """The Standard Webhooks headers: HMAC-SHA256 over ``id.timestamp.body``.
 
     ``secret`` may hold several keys separated by spaces, for rotation; each signs. A key with the prefix
     ``whsec_`` is base64. Any other key is used as it is.
     """
-    content = f"{message_id}.{timestamp}.".encode() + body
-    signatures = [
-        base64.b64encode(hmac.new(_key(key), content, hashlib.sha256).digest()).decode() for key in secret.split()
-    ]
+    signatures = []
+    for key in secret.split():
+        digest = hmac.new(_key(key), f"{message_id}.{timestamp}.".encode(), hashlib.sha256)
+        digest.update(body)
+        signatures.append(base64.b64encode(digest.digest()).decode())
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),

@@ -26,6 +26,8 @@ from relay.domain.facts import (
     Publication,
     PublishFailed,
 )
+from relay.domain.large import Reference
+from relay.domain.limits import PAYLOAD
 from relay.domain.operators import LONGER
 from relay.domain.ordering import Shard, halves
 from relay.domain.policies import (
@@ -233,6 +235,8 @@ class PublishOutboxEvents:
         if judged and self._config.ttl and self._publisher.takes_ttl:
             most = self._publisher.max_payload - _TTL_ROOM
             messages = [_removed_in_time(it, judged.get(it.id), most) for it in messages]
+        if claim.references:
+            messages = [_referring(it, claim.references.get(it.id)) for it in messages]
         begun, since, seconds = time.time(), time.perf_counter(), 0.0
         if messages:
             reach("after_claim")
@@ -373,6 +377,13 @@ def _parted(
     rows = [row if (it := judged.get(row.id)) is None else row._replace(expires_at=it.expires_at) for row in rows]
     stale = {id for id, it in judged.items() if it.stale}
     return [row for row in rows if row.id not in stale], [row for row in rows if row.id in stale]
+
+
+def _referring(message: Message, reference: Reference | None) -> Message:
+    """The message with a header that says where its payload is; None: in its body."""
+    if reference is None:
+        return message
+    return message._replace(headers={**message.headers, PAYLOAD: reference.text})
 
 
 def _removed_in_time(message: Message, expiry: Expiry | None, most: int) -> Message:

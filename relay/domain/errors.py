@@ -80,6 +80,9 @@
         ├── QueueUnreachable    QUEUE_UNREACHABLE
         ├── KeysUnreachable     KEYS_UNREACHABLE
         ├── MasterKeyMissing    MASTER_KEY_MISSING
+        ├── PayloadUnreachable  PAYLOAD_UNREACHABLE
+        │   ├── PayloadMissing  PAYLOAD_MISSING
+        │   └── PayloadDamaged  PAYLOAD_DAMAGED
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
 
 Codes are part of the public interface: they do not change within a major version.
@@ -543,3 +546,22 @@ class MasterKeyMissing(Outage):
     """A process lacks the master key that it needs, by its settings."""
 
     code = "MASTER_KEY_MISSING"
+
+
+class PayloadUnreachable(Outage):
+    """The content of a large payload cannot be had now."""
+
+    code = "PAYLOAD_UNREACHABLE"
+    server = "nats"
+
+
+class PayloadMissing(PayloadUnreachable):
+    """The store of a large payload does not have its content."""
+
+    code = "PAYLOAD_MISSING"
+
+
+class PayloadDamaged(PayloadUnreachable):
+    """The content of a large payload is not that of the event: size or digest differ."""
+
+    code = "PAYLOAD_DAMAGED"

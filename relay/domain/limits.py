@@ -22,9 +22,12 @@ MAX_HEADERS: Final = 32
 MAX_HEADER_BYTES: Final = 8_192
 #: Room kept below the broker's ``max_payload`` for our own headers and the protocol line.
 WIRE_RESERVE_BYTES: Final = 1_024
+#: The header of a message whose payload is elsewhere (`relay.domain.large`). Only the relay writes it.
+PAYLOAD: Final = "Relay-Payload"
 #: nats-server's default ``max_payload`` in bytes.
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 1_048_576
 
+_PAYLOAD: Final = PAYLOAD.lower()
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _SCHEMA = re.compile(r"[a-z][a-z0-9_]{0,47}\Z")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -103,6 +106,8 @@ def _check_header(name: object, value: object) -> None:
         raise InvalidHeader(f"{str(name)[:80]!r} is not a header name", field="headers")
     if name.lower().startswith("nats-"):
         raise InvalidHeader("names starting with Nats- are reserved for the broker", field=f"headers.{name}")
+    if name.lower() == _PAYLOAD:
+        raise InvalidHeader("is written by the relay only", field=f"headers.{name}")
     if not isinstance(value, str) or not _HEADER_VALUE.match(value):
         raise InvalidHeader("the value must be printable ASCII text", field=f"headers.{name}")
 

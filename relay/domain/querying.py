@@ -24,6 +24,11 @@ TIMEOUT: Final = "Relay-Timeout-Ms"
 #: The context that answers. A stream that answers instead sends no such header.
 ANSWERED_BY: Final = "Relay-Answered-By"
 
+
+class Raw(bytes):
+    """An answer that is no JSON, for whoever asks for one."""
+
+
 BUSY: Final = "QUERY_BUSY"
 TOO_SLOW: Final = "QUERY_TIMEOUT"
 FAILED: Final = "QUERY_FAILED"
@@ -61,6 +66,11 @@ def query_subjects(context: str) -> str:
 def keys_subject(context: str) -> str:
     """The subject at which the workers of a context answer for the keys of personal values."""
     return f"relay.keys.{context}"
+
+
+def payloads_subject(context: str) -> str:
+    """The subject at which the workers of a context answer for the content of large payloads."""
+    return f"relay.payloads.{context}"
 
 
 def error_headers(code: str, text: str = "") -> dict[str, str]:

@@ -113,8 +113,8 @@ class ThreadRows(SingleRows[KeyT, ClaimT, RequestT], Protocol[KeyT, ClaimT, Requ
     def terms(self, key: KeyT, /) -> Terms | None:
         """How the row's function runs in a thread. None if it does not."""
 
-    def call(self, request: RequestT, /) -> PreparedCall | HandlerResult:
-        """The call of a function, or an answer if no call is needed."""
+    def call(self, request: RequestT, /) -> PreparedCall | HandlerResult | None:
+        """The call of a function, or an answer if no call is needed; None if the loop calls it."""
 
     def claim_command(self, key: KeyT, /) -> Command:
         """The statement that claims one row."""

@@ -213,7 +213,7 @@ class RunInThread(Generic[KeyT, ClaimT, RequestT]):
         if isinstance(request, Decided):
             return self._settle(claim, request.verdict, transaction)
         call, begun = self.rows.call(request), time.perf_counter()
-        if isinstance(call, PreparedCall) and call.function.signature.is_async:
+        if call is None or (isinstance(call, PreparedCall) and call.function.signature.is_async):
             transaction.release()
             return self.loop.run_coroutine(self.on_loop.handle(claim))
         try:

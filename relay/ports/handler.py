@@ -10,6 +10,7 @@ from uuid import UUID
 from relay.domain.actor import Actor
 from relay.domain.envelopes import Incoming
 from relay.domain.identity import Originals
+from relay.domain.large import Reference
 from relay.domain.model import HandlerResult
 
 
@@ -23,7 +24,8 @@ class HandlerRequest:
     ``idempotency_key`` is different for each message, and the same for its copies. ``token`` is the token of the
     claim. A handler in this process may use it to settle the row itself, in the transaction of its own writes.
     ``traceparent``: the span of this call, if the message belongs to a trace. ``personal``: it has encrypted
-    values that the handler gets in plain text.
+    values that the handler gets in plain text. ``reference``: where its large payload is;
+    ``brought``: that has come.
     """
 
     message_id: UUID
@@ -32,7 +34,7 @@ class HandlerRequest:
     event_version: int
     correlation_id: UUID | None
     attempt: int
-    body: bytes
+    body: bytes | bytearray
     headers: Mapping[str, str]
     token: UUID
     originals: Originals = field(default_factory=dict)
@@ -42,6 +44,8 @@ class HandlerRequest:
     source_id: UUID | None = None
     event: Incoming | None = None
     personal: bool = False
+    reference: Reference | None = None
+    brought: bool = False
 
 
 class EventHandler(Protocol):

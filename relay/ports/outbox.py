@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+from relay.domain.large import Reference
 from relay.domain.policies import Published
 
 
@@ -79,6 +80,10 @@ class ClaimedBatch(Protocol):
     @property
     def begun(self) -> float:
         """When the claim began, on the monotonic clock."""
+
+    @property
+    def references(self) -> Mapping[str, Reference]:
+        """The events whose content stays where it is: their rows have a reference as the payload. Mostly none."""
 
     async def expire(self, events: Mapping[str, timedelta | None]) -> Mapping[str, Expiry]:
         """Settle those of these events that are stale, by the clock of the rows: nobody publishes them.

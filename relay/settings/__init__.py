@@ -19,6 +19,7 @@ from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, TlsSettings
 from relay.settings.model import ContextSettings, Settings, SubscriptionSettings, tables
 from relay.settings.ops import OpsSettings
+from relay.settings.payloads import declared_payload_limit
 from relay.settings.personal import declared_masters, declared_personal
 from relay.settings.problems import KeyPath, SettingProblem, from_pydantic, refuse
 from relay.settings.rules import check
@@ -53,6 +54,7 @@ __all__ = [
     "count_in_files",
     "declared_contexts",
     "declared_masters",
+    "declared_payload_limit",
     "declared_personal",
     "declared_topics",
     "effective",

@@ -21,7 +21,7 @@ from relay.domain.backpressure import BrakeAction, OutboxLimits
 from relay.domain.controls import MOST_AT_ONCE, Limit
 from relay.domain.errors import of_context
 from relay.domain.ordering import FailedHead
-from relay.domain.querying import keys_subject, query_subjects
+from relay.domain.querying import keys_subject, payloads_subject, query_subjects
 from relay.domain.retry import LONGEST_DELAY
 from relay.domain.routing import DEFAULT_TEMPLATE, Route, Routing, dead_letter_subject, event_subjects
 from relay.domain.topology import (
@@ -35,6 +35,7 @@ from relay.domain.topology import (
 from relay.settings.archive import ArchiveSettings
 from relay.settings.credentials import HttpSettings, NatsSettings, RedisSettings
 from relay.settings.ops import OpsSettings
+from relay.settings.payloads import PayloadLimit, PayloadsSettings
 from relay.settings.personal import PersonalFieldsSettings, PersonalSettings
 from relay.settings.section import Section
 from relay.settings.telemetry import HealthSettings, MetricsSettings, TracingSettings
@@ -324,7 +325,9 @@ class ContextSettings(Section):
     own value. ``system_actor``: who acts in a message-envelope, if the event names nobody. ``search``: by which
     fields of their payloads events of a type are found; `relay db index` makes the indexes. ``personal``: which
     fields of their payloads are encrypted, by type. ``expires_in``: how long events of a type are worth publishing
-    and handling after they are due, if they say nothing themselves.
+    and handling after they are due, if they say nothing themselves. ``payload_limit``: larger payloads, of up to
+    64 MB, stay in the outbox, and messages refer to them. None: all are sent, as far as the broker takes them. A
+    worker of an older release cannot read a reference, so nothing refers until this is set.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset({"name"})
@@ -352,6 +355,7 @@ class ContextSettings(Section):
     search: dict[SearchedType, SearchedFields] = Field(default_factory=dict)
     personal: dict[SearchedType, PersonalFieldsSettings] = Field(default_factory=dict)
     expires_in: dict[SearchedType, Duration] = Field(default_factory=dict)
+    payload_limit: PayloadLimit | None = None
     subscriptions: dict[str, SubscriptionSettings] = Field(default_factory=dict)
 
     @property
@@ -474,6 +478,7 @@ class Settings(Section):
     tracing: TracingSettings = TracingSettings()
     ops: OpsSettings = OpsSettings()
     personal: PersonalSettings = PersonalSettings()
+    payloads: PayloadsSettings = PayloadsSettings()
     contexts: dict[str, ContextSettings] = Field(default_factory=dict)
 
     #: The origin of each value, by key path. A value that is not listed is a default.
@@ -512,12 +517,18 @@ class Settings(Section):
     def queried(self) -> list[str]:
         """Return the patterns of the subjects at which queries are answered."""
         own = [it for found in self.contexts.values() if found.queries for it in found.queries.subjects]
-        return own + [keys_subject(name) for name in self.contexts if self.answers_for_keys(name)]
+        keys = [keys_subject(name) for name in self.contexts if self.answers_for_keys(name)]
+        limited = [name for name, found in self.contexts.items() if found.payload_limit is not None]
+        return own + keys + [payloads_subject(name) for name in limited]
 
     @property
     def asks(self) -> list[str]:
         """The patterns of the subjects at which this configuration asks other services."""
-        return [] if self.personal.master is None else [keys_subject("*")]
+        keys = [] if self.personal.master is None else [keys_subject("*")]
+        contexts = self.contexts.values()
+        own = {stream.name for found in contexts for stream in found.event_streams}
+        others = any(it.stream not in own for found in contexts for it in found.subscriptions.values())
+        return keys + ([payloads_subject("*")] if others else [])
 
     def answers_for_keys(self, context: str) -> bool:
         """Whether the workers of a context answer for the keys of personal values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from relay.domain.errors import ConfigurationError, InvalidEvent
 from relay.domain.personal import Masters, PersonalFields
+from relay.settings.in_sight import context_value, in_sight, read_declared
 from relay.settings.section import Section
 from relay.settings.values import parse_list
 
@@ -80,38 +80,7 @@ class PersonalFieldsSettings(Section):
 
 def declared_personal(context: str, environ: Mapping[str, str] | None = None) -> Mapping[str, PersonalFields]:
     """The personal fields that the configuration in sight declares, by event type. Raises ConfigurationError."""
-    declared = _in_sight(f"RELAY_CONTEXTS__{context.upper()}__PERSONAL", environ)
-    return {} if declared is None else _fields(*declared, context)
-
-
-def declared_masters(environ: Mapping[str, str] | None = None) -> Masters | None:
-    """The master keys of the configuration in sight; None without any. Raises ConfigurationError."""
-    declared = _in_sight("", environ)  # all variables: the file may name any
-    return None if declared is None else _masters(*declared)
-
-
-def _in_sight(
-    start: str, environ: Mapping[str, str] | None
-) -> tuple[Path | None, int, frozenset[tuple[str, str]]] | None:
-    """What decides: the file, when it was changed, and variables. None if there is nothing."""
-    from relay.settings.sources import find_file  # noqa: PLC0415 - it knows all sections
-
-    environ = os.environ if environ is None else environ
-    path = find_file(None, {name: value for name, value in environ.items() if value})
-    variables = frozenset((name, value) for name, value in environ.items() if name.upper().startswith(start))
-    with suppress(OSError):
-        if path is not None:
-            return path.resolve(), path.stat().st_mtime_ns, variables
-    return (None, 0, variables) if variables else None
-
-
-@lru_cache(maxsize=64)
-def _fields(
-    path: Path | None, _changed: int, variables: frozenset[tuple[str, str]], context: str
-) -> Mapping[str, PersonalFields]:
-    contexts = _read(path, variables).get("contexts", {})
-    found = contexts.get(context) if isinstance(contexts, dict) else None
-    declared = found.get("personal") if isinstance(found, dict) else None
+    declared = context_value(context, "personal", environ)
     if not isinstance(declared, dict):
         return {}
     return {
@@ -120,19 +89,16 @@ def _fields(
     }
 
 
+def declared_masters(environ: Mapping[str, str] | None = None) -> Masters | None:
+    """The master keys of the configuration in sight; None without any. Raises ConfigurationError."""
+    declared = in_sight("", environ)  # all variables: the file may name any
+    return None if declared is None else _masters(*declared)
+
+
 @lru_cache(maxsize=8)
 def _masters(path: Path | None, _changed: int, variables: frozenset[tuple[str, str]]) -> Masters | None:
-    declared = _read(path, variables).get("personal")
+    declared = read_declared(path, variables).get("personal")
     return None if declared is None else _checked(PersonalSettings, declared, "personal").value()
-
-
-def _read(path: Path | None, variables: frozenset[tuple[str, str]]) -> dict[str, Any]:
-    from relay.settings.model import Settings  # noqa: PLC0415 - it has these sections
-    from relay.settings.sources import read_sources  # noqa: PLC0415
-
-    with suppress(ConfigurationError):
-        return read_sources(Settings, path, dict(variables)).data
-    return {}
 
 
 def _checked(section: type[Any], data: object, field: str) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from relay.domain.errors import DatabaseUnreachable
+from relay.domain.large import Reference
 from relay.domain.model import Lifespan, OutboxEvent
 from relay.domain.ordering import LANES, UNORDERED
 from relay.domain.policies import EXPIRED, Published
@@ -65,6 +66,7 @@ class _MemoryClaim:
     rows: Sequence[OutboxRow] = ()
     busy: Collection[int] = ()
     more: bool = False
+    references: Mapping[str, Reference] = field(default_factory=dict)
     changed: dict[str, StoredEvent] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
     since: datetime = field(init=False)

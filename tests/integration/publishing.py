@@ -29,7 +29,7 @@ from relay.adapters.jetstream.connection import NatsConnection
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.backlogs import PostgresBacklogReader
 from relay.adapters.postgres.low_water import SEARCH_LIMITS, SearchLimits
-from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
+from relay.adapters.postgres.outbox import LARGEST, KeptPayloads, PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool, Source, connected
 from relay.adapters.postgres.wakeup import DuePollTimes
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
@@ -320,6 +320,7 @@ class Relay:
         controls: Callable[[], Awaitable[Controls]] = uncontrolled,
         expires_in: Mapping[str, timedelta] | None = None,
         ttl: bool = False,
+        kept: KeptPayloads | None = None,
     ) -> PublishOutboxEvents:
         """CMD-050; ``claimed`` and ``settled`` happen inside of each claim, first and last."""
         config = PublishConfig(
@@ -338,6 +339,7 @@ class Relay:
             dead_head_blocks=dead_head_blocks,
             search=self.search,
             largest=lambda: self.publisher.largest(LARGEST),
+            kept=kept,
         )
         if claimed or settled:
             outbox = Interposed(outbox, claimed, settled)

@@ -177,6 +177,8 @@ async def test_no_more_is_unpacked_than_is_claimed(relay: Relay) -> None:
             readable=True,
             wary=False,
             largest=2**26,
+            kept=None,
+            most=2**26,
         )
     assert plan.fetched <= 4
     assert plan.indexes() == {"outbox_events_pkey"}

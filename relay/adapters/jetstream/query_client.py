@@ -194,6 +194,8 @@ def _read(subject: str, reply: Msg, answer: Any) -> Maybe[Any]:
             remote=AnsweredByStream.code,
             hint="set no_ack = true for the stream and run: relay streams ensure",
         )
+    if answer is querying.Raw:
+        return Some(reply.data)
     try:
         value = read_json(reply.data)
         if value is None:

@@ -33,7 +33,14 @@ from relay.domain import querying, traceparent
 from relay.domain.actor import actor_of
 from relay.domain.disclosure import safe_text
 from relay.domain.envelopes.event import CORRELATION
-from relay.domain.errors import BrokerUnreachable, DomainError, InvalidActor, InvalidPayload, MalformedMessage
+from relay.domain.errors import (
+    BrokerUnreachable,
+    DomainError,
+    InvalidActor,
+    InvalidPayload,
+    MalformedMessage,
+    PayloadUnreachable,
+)
 from relay.domain.facts import FactSink, QueryRefused
 from relay.domain.identity import read_id
 from relay.domain.limits import WIRE_RESERVE_BYTES, encode_payload
@@ -174,6 +181,8 @@ def _context(headers: Mapping[str, str]) -> RequestContext:
 
 
 def _encode(result: Maybe[Any]) -> bytes:
+    if isinstance(result, Some) and isinstance(result.value, querying.Raw):
+        return result.value
     return encode_payload(to_jsonable_python(result.value)).encode() if isinstance(result, Some) else b"null"
 
 
@@ -182,7 +191,7 @@ def _code(failure: BaseException) -> str:
     match failure:
         case MalformedMessage() | InvalidActor():
             return querying.UNREADABLE
-        case InvalidQuery() | DomainError():
+        case InvalidQuery() | DomainError() | PayloadUnreachable():
             return failure.code
         case InvalidPayload() | PydanticSerializationError():
             return querying.NO_ANSWER

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.unsettled import UnsettledRows
 from relay.domain.errors import NotPublishable
+from relay.domain.large import MAX_LARGE_BYTES, Reference
 from relay.domain.policies import EXPIRED, Published
 from relay.ports import Expiry, OutboxRow, PublishFailure
 
@@ -45,15 +47,28 @@ _MAX_ROWS: Final = 1_000
 _RESTART_AFTER_S: Final = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPayloads:
+    """Payloads of ``context`` above ``limit`` bytes are not read to be published: a reference goes instead."""
+
+    context: str
+    limit: int
+
+    def reference(self, id: str, size: int, sha256: str) -> Reference:
+        """What refers to the payload of an event."""
+        return Reference(self.context, UUID(id), size, sha256)
+
+
 @dataclass(slots=True)
 class _Unpacking:
-    """What a process knows of events that are too large. ``largest``: see `PostgresOutboxAdapter`.
+    """What a process knows of events that are too large. ``largest``, ``kept``: see `PostgresOutboxAdapter`.
 
     ``wary_until``: until then no event is unpacked unseen, because one could not be.
     """
 
     largest: Callable[[], int] = lambda: LARGEST
     wary_until: float = 0.0
+    kept: KeptPayloads | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +84,7 @@ class _OutboxClaim:
     rows: Sequence[OutboxRow] = field(default_factory=list)
     busy: Collection[int] = ()
     more: bool = False
+    references: dict[str, Reference] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
     unpacking: _Unpacking = field(default_factory=_Unpacking)
 
@@ -199,7 +215,7 @@ class PostgresOutboxAdapter:
 
     ``dead_head_blocks``: whether a dead event holds back the later ones of its key. ``search``: when
     low-water marks are searched for. ``largest``: the largest message that the broker takes, in bytes. A larger
-    event comes without its payload.
+    event comes without its payload. ``kept``: which payloads stay in their rows; None: none.
     """
 
     def __init__(
@@ -209,9 +225,10 @@ class PostgresOutboxAdapter:
         dead_head_blocks: bool = False,
         search: SearchLimits = SEARCH_LIMITS,
         largest: Callable[[], int] = lambda: LARGEST,
+        kept: KeptPayloads | None = None,
     ) -> None:
         self._source = source
-        self._unpacking = _Unpacking(largest)
+        self._unpacking = _Unpacking(largest, kept=kept)
         self._dead_head_blocks = dead_head_blocks
         self._marks = LowWaterMarks(search)
         self._unsettled = UnsettledRows()
@@ -309,7 +326,8 @@ class PostgresOutboxAdapter:
                 ) from error
             claim.begun = time.monotonic()
             which = {"id": event_id, "dead_head_blocks": self._dead_head_blocks}
-            claim.rows = [OutboxRow._make(row) for row in await query(claim.conn, "outbox/claim_event", **which)]
+            rows = [OutboxRow._make(row) for row in await query(claim.conn, "outbox/claim_event", **which)]
+            claim.rows = [_referring(claim, row) for row in rows]
             await claim.keep()
             yield claim
 
@@ -337,8 +355,10 @@ async def _within(claim: _OutboxClaim, rows: Sequence[OutboxRow], max_bytes: int
 
 async def _fetch(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int) -> list[OutboxRow]:
     """Fetch large rows in this order, at least one. A row that PostgreSQL cannot render has no payload."""
-    for some in (ids, ids[:1]):
+    for some, slow in ((ids, False), (ids[:1], claim.unpacking.kept is not None)):
         with suppress(*_NOT_SHOWN):
+            if slow:
+                await claim.conn.execute(statement("outbox/slowly"))
             async with claim.conn.transaction():
                 return await _read(claim, some, max_bytes, readable=True)
         claim.unpacking.wary_until = time.monotonic() + _WARY_S
@@ -347,14 +367,39 @@ async def _fetch(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int) -> lis
 
 async def _read(claim: _OutboxClaim, ids: Sequence[str], max_bytes: int, *, readable: bool) -> list[OutboxRow]:
     begun = claim.begun = time.monotonic()
+    kept = claim.unpacking.kept
     terms = {
         "ids": array.of_plain(ids),
         "bytes": max_bytes,
         "largest": claim.unpacking.largest(),
         "wary": begun < claim.unpacking.wary_until,
         "readable": readable,
+        "kept": None if kept is None else kept.limit,
+        "most": MAX_LARGE_BYTES,
     }
-    return [OutboxRow._make(row) for row in await query(claim.conn, "outbox/large", **terms)]
+    rows = []
+    for *values, size, digest in await query(claim.conn, "outbox/large", **terms):
+        row = OutboxRow._make(values)
+        if kept is not None and digest is not None:
+            row = _with_reference(claim, row, kept.reference(row.id, size, digest))
+        rows.append(row)
+    return rows
+
+
+def _with_reference(claim: _OutboxClaim, row: OutboxRow, reference: Reference) -> OutboxRow:
+    claim.references[row.id] = reference
+    return row._replace(payload=reference.payload)
+
+
+def _referring(claim: _OutboxClaim, row: OutboxRow) -> OutboxRow:
+    """The same for a row that was read as a whole."""
+    kept = claim.unpacking.kept
+    if kept is None or row.payload is None or len(row.payload) <= kept.limit // 4:
+        return row
+    content = row.payload.encode()
+    if not kept.limit < len(content) <= MAX_LARGE_BYTES:
+        return row
+    return _with_reference(claim, row, kept.reference(row.id, len(content), sha256(content).hexdigest()))
 
 
 @asynccontextmanager

@@ -9,12 +9,16 @@
 -- A number of twelve bytes may have a hundred thousand digits. A payload with one of over 400, which no client reads, is
 -- not unpacked: an integer outside of 64 bits stands for it. To look for them takes six times as long as to unpack, so
 -- that is done for what is stored as small, and for all after an event that could not be unpacked.
-SELECT event.id::text, event.event_type, event.event_version, CASE WHEN event.fits THEN event.payload END,
+--
+-- A payload of more bytes than are sent (kept) stays here: its size and its digest come instead of it.
+SELECT event.id::text, event.event_type, event.event_version, CASE WHEN event.fits AND NOT event.stays THEN event.payload END,
        to_char(event.occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
        event.correlation_id::text, event.causation_id::text, event.partition_key, event.topic,
        CASE WHEN event.fits THEN event.headers END, event.publish_attempts, event.generation,
        CASE WHEN event.fits THEN event.originals END, event.stream, event.seq,
-       to_char(event.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+       to_char(event.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+       CASE WHEN event.fits AND event.stays THEN octet_length(convert_to(event.payload, 'UTF8')) END,
+       CASE WHEN event.fits AND event.stays THEN encode(sha256(convert_to(event.payload, 'UTF8')), 'hex') END
 FROM set_config('relay.fetched_bytes', '0', true) AS start (bytes),
 LATERAL unnest(CASE start.bytes WHEN '0' THEN %(ids)s::uuid[] END) WITH ORDINALITY AS wanted (id, place),
 LATERAL (
@@ -45,7 +49,10 @@ LATERAL (
         OFFSET 0) AS text
     OFFSET 0) AS unpacked,
 LATERAL (
-    SELECT unpacked.*, unpacked.bytes <= %(largest)s AS fits
+    SELECT unpacked.*,
+           CASE WHEN kept.stays THEN octet_length(unpacked.payload) <= %(most)s ELSE unpacked.bytes <= %(largest)s END AS fits,
+           kept.stays
+    FROM (SELECT coalesce(octet_length(unpacked.payload) > %(kept)s::int, false) AS stays) AS kept
     OFFSET 0) AS event,
 LATERAL set_config(
     'relay.fetched_bytes',
