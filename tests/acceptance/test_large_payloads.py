@@ -157,6 +157,7 @@ def test_every_kind_of_handler_gets_all_of_it_in_order(
     # The inbox keeps the reference.
     [(largest,)] = fleet.query("sea", "SELECT max(octet_length(body)) FROM inbox_messages")
     assert largest < 2_000
+    assert "64.0 MB, in the outbox of vibespro" in fleet.relay("explain", ids[4], "--json")
 
 
 # --- outages ---

@@ -24,6 +24,7 @@ from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.errors import RelayError
 from relay.domain.identity import ID, Identity, known_originals
 from relay.domain.life import LifeSearch
+from relay.domain.limits import PAYLOAD
 from relay.domain.moments import EARLIEST, LATEST, moment, nearest
 from relay.domain.traceparent import TRACEPARENT, find
 from relay.settings import ContextSettings
@@ -251,7 +252,12 @@ def _read(row: Mapping[str, Any]) -> Row:
     texts = {
         name: it[: CELL.prose] if isinstance(it, str) else it for name, it in row.items() if name not in _BODIES
     }
-    return {**texts, **ids, **times, "traceparent": _carried(row)}
+    return {**texts, **ids, **times, "traceparent": _carried(row), "payload_at": _payload_at(row)}
+
+
+def _payload_at(row: Mapping[str, Any]) -> object:
+    headers = row.get("headers")
+    return headers.get(PAYLOAD) if isinstance(headers, Mapping) else None
 
 
 def _carried(row: Mapping[str, Any]) -> object:

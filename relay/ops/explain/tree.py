@@ -12,7 +12,9 @@ from uuid import UUID
 from relay.adapters.postgres.attempt_rows import attempts_of
 from relay.adapters.postgres.life import Row
 from relay.domain.attempts import Attempt, read_attempts
+from relay.domain.errors import MalformedMessage
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, ID, known_originals
+from relay.domain.large import Reference
 from relay.domain.life import Step, StepKind
 from relay.domain.moments import LATEST, readable
 from relay.domain.operators import DISCARDED, EXPIRED
@@ -229,6 +231,16 @@ def _publication(event: _Node) -> _Node | None:
     return _Node(place, event.key)
 
 
+def _large(row: Row) -> dict[str, object]:
+    """Where the payload of a message is, if it is large."""
+    if not row.get("payload_at"):
+        return {}
+    try:
+        return {"payload": Reference.read(row["payload_at"]).where}
+    except MalformedMessage:
+        return {}
+
+
 def _message(context: str, row: Row) -> _Node:
     ended = row["processed_at"] or row["dead_lettered_at"]
     held = row["next_attempt_at"] is not None and readable(row["next_attempt_at"]) == LATEST
@@ -265,6 +277,7 @@ def _message(context: str, row: Row) -> _Node:
             "next_attempt": None if ended or held else readable(row["next_attempt_at"]),
             "class": row["dead_letter_class"],
             "requeues": row["requeues"],
+            **_large(row),
         },
         archived=row["archived"],
         spans=_spans(
