@@ -32,7 +32,7 @@ from relay.ports import HandlerRequest
 #: How many calls of a subscription may run at once in a process. Calls past their time-out count too.
 MAX_CALLS: Final = 16
 
-Unknown: TypeAlias = Literal["dead-letter", "skip", "retry"]
+Unknown: TypeAlias = Literal["wait", "dead-letter", "skip", "retry"]
 
 
 class PythonEventHandler:
@@ -158,6 +158,8 @@ class PythonEventHandler:
             f"{self.registry.name} handles {self.registry.known()}"
         )[:MAX_DETAIL_CHARS]
         match self._unknown:
+            case "wait":
+                return HandlerResult(Verdict.UNKNOWN, reason)
             case "dead-letter":
                 return HandlerResult(Verdict.REFUSED, reason)
             case "skip":

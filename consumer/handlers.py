@@ -234,6 +234,12 @@ class HandlerRegistry:
         """Whether any handler may be for a command: its name has a dot, like types of other producers."""
         return any("." in kind for kind, _ in self.handlers)
 
+    def versions(self) -> Iterator[tuple[str, int]]:
+        """Every version that a handler here gets, also by upcasters."""
+        for key in {*self.handlers, *self.upcasters}:
+            if self.find(*key) is not None:
+                yield key
+
     def known(self) -> str:
         """List the events that have a handler here, for error messages."""
         handled = {*self.handlers, *(key for handlers in self.named.values() for key in handlers)}

@@ -18,6 +18,7 @@ from consumer.functions import PythonEventHandler
 from consumer.key_order import NextOfKey
 from consumer.large import BringPayloads
 from consumer.personal import OpenRequests
+from consumer.waiting import WaitForVersion
 from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.runtime import WorkerRuntime, event_loop
@@ -34,7 +35,17 @@ from relay.domain.facts import FactSink, HandlerAnswered, MessageExpired, Messag
 from relay.domain.large import Reference
 from relay.domain.model import Away, HandlerResult, Verdict
 from relay.domain.personal import MARK
-from relay.domain.policies import Ack, DeadLetter, DeadLetterClass, Disposition, Doubt, Retry, TooLate, decide
+from relay.domain.policies import (
+    Ack,
+    DeadLetter,
+    DeadLetterClass,
+    Disposition,
+    Doubt,
+    Retry,
+    TooLate,
+    Unhandled,
+    decide,
+)
 from relay.domain.reasons import in_short
 from relay.domain.retry import Later, RetryPolicy
 from relay.domain.tasks import PutOff
@@ -91,6 +102,7 @@ class MessageRows:
     renews it during a call. ``controls``: what operators have limited. With a limit, ``limited`` claims. A pause
     needs nothing here: the statements that claim know of it. ``tally``: counts for the history. ``opens``: set if
     the handler gets personal values in plain text. ``brings``: what brings payloads that are elsewhere.
+    ``waits``: set if messages without a handler here may wait.
     """
 
     config: MessageConfig
@@ -110,6 +122,7 @@ class MessageRows:
     enqueue: Callable[[Sequence[UUID]], Awaitable[None]] | None = None
     opens: OpenRequests | None = None
     brings: BringPayloads | None = None
+    waits: WaitForVersion | None = None
 
     after_claim = "after_message_claim"
 
@@ -283,7 +296,9 @@ class MessageRows:
         }
 
     async def judged(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> Retry | DeadLetter:
-        """The verdict on a failure, by what is known of the handler."""
+        """The verdict on a failure, by what is known of the handler, and of other workers."""
+        if isinstance(verdict, Unhandled) and self.waits is not None:
+            verdict = await self.waits.judged(claim, verdict)
         return verdict if self.circuit is None else await self.circuit.judged(claim, verdict)
 
     async def conclude(self, claim: ClaimedMessage, verdict: Retry | DeadLetter) -> timedelta | None:

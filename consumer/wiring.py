@@ -22,6 +22,7 @@ from consumer.personal import OpenRequests
 from consumer.pull import PullConfig, PullMessages, enqueue_chunks
 from consumer.recovery import Recovery
 from consumer.replay import Producer, ReplayIntoInbox
+from consumer.waiting import WaitForVersion
 from consumer.window import Window
 from relay import jobs
 from relay.adapters.dramatiq.broker import delayed
@@ -41,6 +42,7 @@ from relay.domain.circuit import CircuitPolicy
 from relay.domain.envelopes import Envelope
 from relay.domain.errors import ConfigurationError
 from relay.domain.history import Of
+from relay.domain.members import handled_name
 from relay.domain.retry import Backoff, RetryPolicy
 from relay.domain.topology import advisory_consumer
 from relay.envelopes import reader, writer
@@ -48,7 +50,7 @@ from relay.execution.chunk import ChunkRows, RunChunk, side_by_side
 from relay.execution.runners import GATHER_BUSY_S, GATHER_S, Completions, RunInThread, RunOnLoop, RunRow
 from relay.ports import ClaimedMessage, HandlerRequest, JetStreamConsumer
 from relay.settings.urls import hide_url
-from relay.worker import application, broker, checks, runtime, serves
+from relay.worker import application, broker, checks, handled, runtime, serves
 
 #: From so many messages on, a window has room for those that are done and wait to be acknowledged.
 _WIDE_WINDOW: Final = 100
@@ -122,6 +124,20 @@ def _envelope(context: str, subscription: str) -> Envelope:
     return reader(application.settings, context, subscription)
 
 
+def _waits(context: str, subscription: str) -> WaitForVersion | None:
+    """What lets messages of a newer version wait; None if they do not."""
+    settings = application.subscription(context, subscription)
+    if settings.python_module is None or settings.unknown != "wait":
+        return None
+    return WaitForVersion(
+        context=context,
+        subscription=subscription,
+        knows=application.members.handle,
+        longest=settings.retry_after_for,
+        unseen=settings.unknown_for,
+    )
+
+
 def _opens(context: str, subscription: str) -> OpenRequests | None:
     """What decrypts personal values for a handler; None if it gets them as they are."""
     settings, values = application.subscription(context, subscription), application.personal
@@ -168,6 +184,7 @@ def _rows(context: str, subscription: str) -> MessageRows:
         tally=application.tallies.of(context, Of.SUBSCRIPTION)[subscription],
         opens=_opens(context, subscription),
         brings=BringPayloads(application.payloads),
+        waits=_waits(context, subscription),
     )
     waiting = partial(waiting_messages, runtime, context, subscription)
     rows.ahead = ahead = ahead_on_loop(rows, application.inbox(context, subscription), waiting)
@@ -449,4 +466,6 @@ for _context, _settings in application.settings.contexts.items():
         if _subscription.python_module is None:
             _handler(_context, _name)
         else:
-            check_commands(load(_subscription.python_module).of(_name), _subscription.filter_subject)
+            _registry = load(_subscription.python_module).of(_name)
+            check_commands(_registry, _subscription.filter_subject)
+            handled.update(handled_name(_context, _name, *it) for it in _registry.versions())

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -32,7 +32,7 @@ from relay.concurrency import is_cancelled
 from relay.domain.archive import ArchiveBusy
 from relay.domain.errors import Outage, QueueUnreachable, RelayError
 from relay.domain.facts import OutageSeen
-from relay.domain.members import Member, State
+from relay.domain.members import Member, State, digest_of
 from relay.domain.retry import Backoff
 from relay.hints import PublishOnHint
 from relay.jobs import Duty, DutyKind
@@ -206,7 +206,15 @@ def _describe() -> Member:
         state = State.STARTING
     publishes, usage = runtime.takes(jobs.PUBLISH_QUEUE), runtime.usage()
     listens = [name for name, it in _listeners.items() if it.listening]
-    return replace(_this, state=state, up_seconds=up_seconds(), publishes=publishes, listens=listens, usage=usage)
+    return replace(
+        _this,
+        state=state,
+        up_seconds=up_seconds(),
+        publishes=publishes,
+        listens=listens,
+        handles=_handles(),
+        usage=usage,
+    )
 
 
 _listeners: dict[str, PublishOnHint] = {}
@@ -238,6 +246,16 @@ serves: dict[str, Callable[[], Iterable[str]]] = {
 }
 
 
+#: Which versions the functions of this process handle. Modules with actors add theirs.
+handled: set[str] = set()
+
+
+@cache
+def _handles() -> str:
+    """What others may know of that. All modules are loaded when the first heart beats."""
+    return digest_of(handled)
+
+
 #: What must hold when all modules with actors are loaded. Each raises a RelayError.
 checks: list[Callable[[], None]] = []
 
@@ -247,7 +265,7 @@ def _say_ready() -> None:
     _log.info("ready: %s", "; ".join(f"{kind} {', '.join(names()) or 'none'}" for kind, names in serves.items()))
 
 
-_this = this_process("worker", uuid4().hex, settings.fleet)
+_this = this_process("worker", uuid4().hex, settings.fleet, settings.release)
 # So others know what a member has fetched.
 broker.broker_id = _this.id
 _heart = Heart(application.members, _describe)

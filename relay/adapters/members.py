@@ -25,18 +25,22 @@ from relay.adapters.redis_keys import SURE
 from relay.concurrency import end, is_cancelled
 from relay.domain.errors import QueueUnreachable
 from relay.domain.members import (
+    ANY,
     BEAT_INTERVAL_S,
     FORGOTTEN_AFTER_S,
     LOST_AFTER_S,
     Member,
     Seen,
     State,
+    handles,
     listener_of,
     read_member,
 )
 
 #: The interval while a process starts, in seconds: its supervisor waits for it.
 _STARTING_INTERVAL_S: Final = 0.25
+#: For how long it is believed that no worker handles a version.
+_SURE_FOR_S: Final = 0.25
 _BEGAN: Final = time.monotonic()
 #: Forgets those that were silent for too long, a few at a time. KEYS: the times, the texts, the times of those
 #: that publish. ARGV: the limits of silence in ms, forgotten and lost.
@@ -104,6 +108,8 @@ class Members:
         self._counted_at: float | None = None
         self._listening: Collection[str] = ()
         self._looked_at: float | None = None
+        self._digests: Collection[str] = (ANY,)
+        self._asked_at = -float("inf")
 
     async def beat(self, member: Member) -> None:
         """Say that a member is there. Raises QueueUnreachable."""
@@ -147,6 +153,24 @@ class Members:
                 self._listening = {name for member in alive for name in member.listens}
         return context in self._listening
 
+    async def handle(self, names: Sequence[str]) -> bool:
+        """Whether a worker that is not forgotten has a function for one of these versions (`handled_name`).
+
+        A yes may be some seconds old, a no a part of a second. While Redis is away the answer is that of before,
+        at first yes: a deploy may go on.
+        """
+        found = self._one_handles(names)
+        if time.monotonic() - self._asked_at > (BEAT_INTERVAL_S if found else _SURE_FOR_S):
+            # Set first, so that callers that come meanwhile do not ask, too.
+            self._asked_at = time.monotonic()
+            with suppress(QueueUnreachable):
+                self._digests = {it.member.handles for it in await self.all() if it.member.handles}
+            found = self._one_handles(names)
+        return found
+
+    def _one_handles(self, names: Sequence[str]) -> bool:
+        return any(handles(digest, name) for digest in self._digests for name in names)
+
     def _note(self, publishers: Sequence[str]) -> None:
         self._publishers, self._counted_at = publishers, time.monotonic()
 
@@ -164,7 +188,7 @@ class Members:
         """How many workers run each release; empty while Redis does not answer, or if no worker is there."""
         with suppress(QueueUnreachable):
             working = [it.member for it in await self.all() if it.state is not State.LOST]
-            return Counter(it.version for it in working if it.kind == "worker" and it.version)
+            return Counter(it.release_shown for it in working if it.kind == "worker" and it.release_shown)
         return {}
 
     async def gone(self) -> Sequence[Member]:
@@ -217,13 +241,13 @@ class Heart:
                     await self._now.wait()
 
 
-def this_process(kind: str, id: str, fleet: str | None = None) -> Member:
+def this_process(kind: str, id: str, fleet: str | None = None, release: str = "") -> Member:
     """Describe what never changes about this process, and ``up_seconds``."""
     command = multiprocessing.parent_process()
     try:
-        release = version("jetrelay")
+        own = version("jetrelay")
     except PackageNotFoundError:
-        release = ""
+        own = ""
     return Member(
         id=id,
         kind=kind,
@@ -232,7 +256,8 @@ def this_process(kind: str, id: str, fleet: str | None = None) -> Member:
         place=this_place(),
         command=None if command is None else command.pid,
         fleet=fleet,
-        version=release,
+        version=own,
+        release=release,
     )
 
 

@@ -124,7 +124,7 @@ async def _fleet() -> FleetNow:
 def _plain(seen: Seen, fleet: FleetNow) -> Mapping[str, Any]:
     found = asdict(seen.member) | {"state": seen.state.value, "silent_seconds": seen.silent_seconds}
     found["running"] = [asdict(it) for it in fleet.running.get(seen.member.id, ())]
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None and name != "handles"}
 
 
 _VIEW: Final = View(
@@ -162,7 +162,7 @@ def _row(seen: Seen) -> dict[str, object]:
         "pid": member.pid,
         "kind": member.kind,
         "state": f"{seen.state.value}{silent}",
-        "release": member.version,
+        "release": member.release_shown,
         "up": duration(round(member.up_seconds)),
         "busy": busy,
         "does": _does(member),

@@ -159,12 +159,16 @@ def is_outage_status(status: int) -> bool:
 
 
 class Verdict(Enum):
-    """A handler's verdict. ``poison``: the message is bad (422). ``refused``: a rule forbids it for ever."""
+    """A handler's verdict. ``poison``: the message is bad (422). ``refused``: a rule forbids it for ever.
+
+    ``unknown``: this worker has no function for it; another one may.
+    """
 
     PROCESSED = "processed"
     ALREADY_PROCESSED = "already_processed"
     POISON = "poison"
     REFUSED = "refused"
+    UNKNOWN = "unknown"
     TRANSIENT = "transient"
 
 

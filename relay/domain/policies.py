@@ -63,6 +63,11 @@ class TooLate(DeadLetter):
 
 
 @dataclass(frozen=True, slots=True)
+class Unhandled(DeadLetter):
+    """This worker has no handler for it. It is dead only if it does not wait for a worker that has one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
     """Record the error, and try again after ``delay``. ``counts``: whether this was an attempt.
 
@@ -87,6 +92,8 @@ Disposition: TypeAlias = Ack | DeadLetter | Retry
 
 #: Why something that is stale was not published, handled or run, in its row.
 EXPIRED: Final = "EXPIRED: its time was over before its turn came"
+#: Why a message waits that no handler of this worker takes, in its row. Statements look for the word.
+UNKNOWN_VERSION: Final = "UNKNOWN_VERSION"
 #: How long a repeat is recognised: operators requeue dead letters for weeks.
 KEEP: Final = timedelta(days=30)
 #: More attempts than anyone can need: no limit.
@@ -119,8 +126,9 @@ def decide(
             return Ack(result.settled)
         case Verdict.POISON:
             return DeadLetter(result.detail, DeadLetterClass.POISON)
-        case Verdict.REFUSED:
-            return DeadLetter(result.detail, DeadLetterClass.DETERMINISTIC)
+        case Verdict.REFUSED | Verdict.UNKNOWN:
+            kind = Unhandled if result.verdict is Verdict.UNKNOWN else DeadLetter
+            return kind(result.detail, DeadLetterClass.DETERMINISTIC)
         case Verdict.TRANSIENT if _is_free(result, says, age < policy.patience):
             usual = (
                 min(policy.backoff.by_age(age, chance), _HELD_WAIT)

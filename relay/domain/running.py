@@ -59,8 +59,8 @@ class FleetNow:
         """How many members run each release. More than one: a deployment goes on, or has stopped half-way."""
         found: dict[str, int] = {}
         for it in self.members:
-            if it.member.version:
-                found[it.member.version] = found.get(it.member.version, 0) + 1
+            if name := it.member.release_shown:
+                found[name] = found.get(name, 0) + 1
         return found
 
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from relay.domain.controls import Controls, What
+from relay.domain.members import handled_names
 
 
 class BacklogKind(StrEnum):
@@ -102,6 +103,27 @@ class RefusedEvents:
     count: int
     seconds: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitedVersion:
+    """A version of an event that messages of a subscription wait for: a worker that handles it.
+
+    ``count`` messages, the first received ``seconds`` ago. ``subject``: of one of them.
+    """
+
+    subscription: str | None
+    event_type: str | None
+    event_version: int | None
+    subject: str
+    count: int
+    seconds: float
+
+    def names(self, context: str) -> Sequence[str]:
+        """What a worker that handles it tells of it: its type, or the name of the command."""
+        return handled_names(
+            context, self.subscription or "", self.event_type, self.subject, self.event_version or 1
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from uuid import UUID
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.domain.controls import Limit
 from relay.domain.model import HandlerResult
-from relay.domain.policies import Ack, DeadLetter, Disposition, Retry
+from relay.domain.policies import Ack, DeadLetter, Disposition, Retry, Unhandled
 from relay.execution.rows import Decided, SingleRows
 from relay.execution.runners import RunOnLoop
 from relay.ports import ClaimedMessage, EventHandler, HandlerRequest
@@ -170,9 +170,11 @@ class ChunkRows:
 
 
 def _in_doubt(claim: ClaimedMessage, verdicts: Verdicts) -> bool:
-    """Whether the verdict depends on what is known of the handler, or says something about it."""
+    """Whether the verdict depends on what is known of the handler or of other workers, or says something of it."""
     verdict = verdicts[claim.row.message_id]
-    return not isinstance(verdict, Ack) and (claim.probe or verdict.doubt is not None)
+    if isinstance(verdict, Ack):
+        return False
+    return claim.probe or verdict.doubt is not None or isinstance(verdict, Unhandled)
 
 
 #: Runs chunks: its keys are the ids of a chunk. It returns the messages that must be handled alone, and when.

@@ -203,8 +203,10 @@ class SubscriptionSettings(HttpSettings):
     to JetStream after the handler's answer ("handler"), or after the inbox row is committed ("inbox").
     ``on_failure``: what JetStream is told of a failed attempt: nothing ("silence"), or a NAK whose delay is the
     row's back-off, and a TERM after every dead letter ("nak"). In both cases the row decides when to try again.
-    ``unknown``: what to do with an event for which the Python module has no handler. ``order``: with "key", the
-    messages of one partition key are handled one after the other. ``failed_head``: what to do with the messages
+    ``unknown``: what to do with an event for which the Python module has no handler. With "wait" it waits without
+    attempts while another worker has one, for up to ``retry_after_for``; then it is a dead letter.
+    ``unknown_for``: so long it waits also if no worker has one. ``order``: with "key", the messages of one
+    partition key are handled one after the other. ``failed_head``: what to do with the messages
     behind a dead letter. ``chunk``: how many messages a worker may take together; each has its own verdict.
     ``max_inbox``: while so many messages are unfinished, parked ones aside, none is pulled; below 80 % it goes on.
     ``concurrency``: how many messages run at once. ``rate``: how many begin in a time, evenly spaced; with
@@ -237,7 +239,8 @@ class SubscriptionSettings(HttpSettings):
     settle: Literal["handler", "inbox"] = "handler"
     on_failure: Literal["silence", "nak"] = "silence"
     handler: HandlerUrl
-    unknown: Literal["dead-letter", "skip", "retry"] = "dead-letter"
+    unknown: Literal["wait", "dead-letter", "skip", "retry"] = "wait"
+    unknown_for: Duration | None = None
     order: Literal["none", "key"] = "none"
     failed_head: FailedHead = "block"
     chunk: int = Field(default=1, ge=1, le=500)
@@ -448,6 +451,7 @@ class Settings(Section):
     """The whole configuration. `load_settings` builds it; tests may construct it directly.
 
     ``actor_modules``: your modules with tasks and cron jobs, for the workers to import. Our own are always loaded.
+    ``release``: the release of your application, which the members of a fleet show beside jetrelay's own.
     ``scheduler_lease``: how long a context may be without a leader when its scheduler dies.
     ``task_window``: how many tasks of a queue wait in Redis. The others wait in PostgreSQL, by priority.
     ``pull_bytes``: how many bytes from NATS a worker process may hold at a time, for all its subscriptions.
@@ -464,6 +468,7 @@ class Settings(Section):
     redis: RedisSettings = RedisSettings()
     redis_namespace: str = Field(default="relay", pattern=r"^[A-Za-z0-9_:-]{1,64}$")
     actor_modules: Annotated[Modules, AfterValidator(_with_own)] = OWN_ACTOR_MODULES
+    release: str = Field(default="", pattern=r"^[A-Za-z0-9._+-]{0,40}$")
     log_level: LogLevel = "INFO"
     log_format: Literal["auto", "console", "json"] = "auto"
     scheduler_lease: Duration = Field(default=_seconds(5), ge=_seconds(2), le=_seconds(60))

@@ -99,7 +99,7 @@ def _limit(subscription: SubscriptionSettings) -> Problems:
 def _handler_kind(subscription: SubscriptionSettings) -> Problems:
     """Refuse keys that have no effect because they are for the other kind of handler."""
     python = subscription.python_module is not None
-    for key in ("connect_timeout", *HttpSettings.model_fields) if python else ("unknown",):
+    for key in ("connect_timeout", *HttpSettings.model_fields) if python else ("unknown", "unknown_for"):
         if key in subscription.model_fields_set:
             other = "an http:// handler" if python else "a python: handler"
             yield SettingProblem(_sub(subscription, key), f"is only for {other}")

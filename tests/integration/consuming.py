@@ -225,6 +225,7 @@ class Subscription:
             window=parts.get("window"),
             lease=parts.get("lease", self.lease),
             circuit=parts.get("circuit"),
+            waits=parts.get("waits"),
         )
 
     def recording(self, records: Any = None) -> RecordIncidents:

@@ -17,7 +17,17 @@ from relay.adapters.dramatiq.runtime import WorkerRuntime
 from relay.adapters.members import Heart, Members, process_runs, this_process
 from relay.devstack import ValkeyServer
 from relay.domain.errors import QueueUnreachable
-from relay.domain.members import FORGOTTEN_AFTER_S, LOST_AFTER_S, CrewReport, Member, State, Usage, busy_part
+from relay.domain.members import (
+    FORGOTTEN_AFTER_S,
+    LOST_AFTER_S,
+    CrewReport,
+    Member,
+    State,
+    Usage,
+    busy_part,
+    digest_of,
+    handled_name,
+)
 from tests.integration.queueing import fresh_broker, working
 from tests.waiting import eventually
 
@@ -213,6 +223,20 @@ async def test_one_worker_listens_to_a_context_and_the_scheduler_knows_it(found:
         await seen[id].beat(workers[id])
     [follower] = [id for id in workers.keys() - {chosen} if seen[id].listens(id, "sea")]
     assert follower != chosen
+
+
+async def test_all_see_what_a_worker_handles_until_it_leaves_or_is_forgotten(found: Found) -> None:
+    name, other = (handled_name("sea", "from_vibespro", "made", it) for it in (1, 2))
+    new = replace(WORKER, id="new", handles=digest_of([name]))
+    await found.members.beat(replace(WORKER, id="old"))
+    assert not await found.another().handle([name])
+    await found.members.beat(new)
+    assert await found.another().handle([other, name])
+    assert not await found.another().handle([other])
+    await found.age("new", FORGOTTEN_AFTER_S - 60)
+    assert await found.another().handle([name]), "it may be restarting"
+    await found.members.leave(new)
+    assert not await found.another().handle([name])
 
 
 async def test_a_count_holds_while_redis_is_away_and_is_never_none(own_valkey: ValkeyServer) -> None:

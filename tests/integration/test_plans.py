@@ -250,6 +250,9 @@ GUARDS = {
         {"looked": 2_000, "counted": 2_000, "bound": GRACE},
         sorted=4_000,
     ),
+    "awaited versions": Guard(
+        "inbox/awaited_versions", {"idx_inbox_failing"}, 4_000, {"counted": 2_000}, sorted=4_000
+    ),
     "refused events": Guard("outbox/refused", {"idx_outbox_failed"}, 4_000, {"counted": 2_000}, sorted=4_000),
     "unrecorded letters": Guard(
         "inbox/unrecorded",

@@ -28,6 +28,7 @@ from consumer.handlers import (
     Poison,
     load,
 )
+from consumer.waiting import WaitForVersion
 from relay import Event, Outbox, RequestContext
 from relay.bus.errors import InvalidCommand
 from relay.devstack import NatsServer
@@ -407,7 +408,9 @@ async def test_an_upcast_event_reaches_the_newest_handler(calls: Handling) -> No
 # --- an event without handler ---
 
 
-@pytest.mark.parametrize(("unknown", "state"), [("dead-letter", "dead"), ("skip", "processed"), ("retry", "open")])
+@pytest.mark.parametrize(
+    ("unknown", "state"), [("dead-letter", "dead"), ("skip", "processed"), ("retry", "open"), ("wait", "dead")]
+)
 async def test_an_event_without_handler(calls: Handling, unknown: Any, state: str) -> None:
     message_id = await calls.received(version=7)
     await calls.process(calls.handler(sync_session(nothing), unknown=unknown)).process(message_id)
@@ -415,6 +418,20 @@ async def test_an_event_without_handler(calls: Handling, unknown: Any, state: st
     if state != "processed":
         reason = "no handler for vibe_created v7: tests handles vibe_created v1"
         assert (await calls.sub.row(message_id))["last_error"] == reason
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_an_event_that_another_worker_knows_waits_without_an_attempt(calls: Handling, knows: bool) -> None:
+    async def find(_names: object) -> bool:
+        return knows
+
+    waits = WaitForVersion(context="down", subscription="up", knows=find, longest=timedelta(days=1))
+    message_id = await calls.received(version=7)
+    handler = calls.handler(sync_session(nothing), unknown="wait")
+    delay = await calls.process(handler, waits=waits).process(message_id)
+    row = await calls.sub.row(message_id)
+    assert (await calls.state(message_id), row["attempts"]) == (("open", 0) if knows else ("dead", 1))
+    assert knows is (delay is not None)
 
 
 # --- time-outs ---

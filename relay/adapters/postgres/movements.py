@@ -13,6 +13,7 @@ from relay.adapters.postgres.controls import controls_in
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.domain.controls import Controls
 from relay.domain.standstill import (
+    AwaitedVersion,
     BacklogKind,
     Failing,
     LockHolder,
@@ -106,6 +107,13 @@ class PostgresMovements:
             )
         names = ("subscription", "count", "seconds", "reason", "handled")
         return [Failing(**dict(zip(names, row, strict=True))) for row in rows]
+
+    async def awaited(self) -> Sequence[AwaitedVersion]:
+        """Return the versions that messages wait for, because no worker has handled them so far."""
+        async with self._source() as conn:
+            rows = await query(conn, "inbox/awaited_versions", counted=self._limits.counted)
+        names = ("subscription", "event_type", "event_version", "subject", "count", "seconds")
+        return [AwaitedVersion(**dict(zip(names, row, strict=True))) for row in rows]
 
     async def dead(self) -> int:
         """Return how many events were given up."""

@@ -87,6 +87,7 @@ _COMMON: Final[Mapping[str, str]] = {
     "crew": "What a supervisor does.",
     "silent_seconds": "For how long it has said nothing.",
     "listens": "The contexts whose hints it hears.",
+    "release": "The release of the application.",
     "threads": "How many threads it has.",
     "busy": "How many of them are taken.",
     "doing": "How many jobs of each name run.",

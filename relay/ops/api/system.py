@@ -19,7 +19,7 @@ from relay.domain.errors import RelayError, of_context
 from relay.domain.findings import SHOWN, Diagnosis, Finding, ProcessKind, Severity
 from relay.domain.identity import check_id
 from relay.domain.life import Life
-from relay.domain.members import CrewReport, State, Usage
+from relay.domain.members import CrewReport, Seen, State, Usage
 from relay.domain.running import FleetNow, RunningRow
 from relay.ops.alarms.showing import alarms_json
 from relay.ops.alarms.watch import ReadAlarms
@@ -102,6 +102,7 @@ class MemberOut(BaseModel):
     ``place``: within it a ``pid`` names one process. ``command``: the process of the `dramatiq` command that a
     worker belongs to. ``fleet``: the id of the supervisor that started it.
     ``up_seconds``: for how long it has run. ``publishes``: whether it takes jobs that publish.
+    ``version``: of jetrelay. ``release``: of the application.
     """
 
     id: str
@@ -112,6 +113,7 @@ class MemberOut(BaseModel):
     command: int | None
     fleet: str | None
     version: str
+    release: str
     state: State
     up_seconds: float
     publishes: bool
@@ -236,9 +238,13 @@ async def list_alarms(ops: Asked, _: Reading, context: Annotated[Text | None, Qu
 async def list_members(ops: Asked, _: Reading) -> Response:
     """List workers and supervisors of all hosts: version, state, and what they do."""
     seen = (await ops.queries.ask_async(ListMembers())).unwrap()
-    return json_response(
-        [{**asdict(it.member), "state": it.state, "silent_seconds": it.silent_seconds} for it in seen]
-    )
+    return json_response([_member_out(it) for it in seen])
+
+
+def _member_out(it: Seen) -> dict[str, Any]:
+    found = asdict(it.member) | {"state": it.state, "silent_seconds": it.silent_seconds}
+    del found["handles"]
+    return found
 
 
 @router.get("/fleet/running", response_model=list[RunningOut])

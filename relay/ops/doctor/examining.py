@@ -27,8 +27,9 @@ from relay.domain.backlogs import FleetSessions
 from relay.domain.controls import Controls
 from relay.domain.errors import DatabaseUnreachable, RelayError
 from relay.domain.findings import Diagnosis, Examined, Finding, ProcessKind, error
+from relay.domain.members import Seen
 from relay.domain.queues import QueueView
-from relay.domain.standstill import BacklogKind, Movement, rests
+from relay.domain.standstill import AwaitedVersion, BacklogKind, Movement, rests
 from relay.ops.doctor import backlogs, databases, handlers, personal, producers, queues, streams
 from relay.settings import ContextSettings, Settings
 
@@ -66,6 +67,7 @@ class _Beside:
     around: backlogs.Surroundings = field(default_factory=backlogs.Surroundings)
     full: Sequence[str] = ()
     worked: Mapping[str, float | None] = field(default_factory=dict)
+    awaited: Sequence[AwaitedVersion] = ()
 
 
 class Examination:
@@ -88,6 +90,7 @@ class Examination:
         self._waiting: dict[str, _Beside] = {}
         self._broker: streams.Broker | None = None
         self._jobs: Mapping[str, QueueView] | None = None
+        self._members: Sequence[Seen] = ()
 
     async def run(self) -> Diagnosis:
         """Ask. Never raises for a server that does not answer: that is a finding."""
@@ -179,6 +182,7 @@ class Examination:
                 ),
                 full=[it.subscription for it in inboxes],
                 worked=moving.worked,
+                awaited=await moving.awaited(),
             )
             return [
                 *found,
@@ -206,6 +210,9 @@ class Examination:
             for movement in (*waiting.standing, *self._received(waiting, around)):
                 server = "nats" if movement.kind is BacklogKind.STREAM else f"postgresql {name}"
                 more.setdefault(server, []).append(backlogs.stalled(name, movement, around))
+            more.setdefault(f"postgresql {name}", []).extend(
+                backlogs.awaited(name, waiting.awaited, self._members)
+            )
         return [replace(it, findings=[*it.findings, *more.get(it.server, ())]) for it in examined]
 
     def _consumers(self, context: ContextSettings) -> Mapping[str, DurableState]:
@@ -269,7 +276,7 @@ class Examination:
         url, options = settings.redis_url.get_secret_value(), redis_options(settings)
         keys = [duty.key for context in settings.contexts.values() for duty in duties(context)]
         state = await addresses.look(url, settings.redis_namespace, options, jobs.QUEUES, keys)
-        self._workers, self._jobs = state.workers, state.queues
+        self._workers, self._jobs, self._members = state.workers, state.queues, state.members
         checks = (*queues.CHECKS, *(queues.CLOSE_CHECKS if self._close else ()))
         return f"{state.version} answers".strip(), [it for check in checks for it in check(state)]
 

@@ -11,6 +11,7 @@ FROM (
         FROM inbox_messages
         WHERE num_nonnulls(last_error, dead_letter_reason) > 0 AND processed_at IS NULL
           AND dead_lettered_at IS NULL AND next_attempt_at IS DISTINCT FROM 'infinity'
+          AND coalesce(last_error, '') NOT LIKE 'UNKNOWN\_VERSION:%%'
         ORDER BY received_at
         LIMIT %(counted)s) AS first
     GROUP BY subscription) AS failing
