@@ -22,6 +22,8 @@ from relay.domain.archive import ArchiveKind, RowFilter
 from relay.domain.envelopes import Envelope, decode
 from relay.domain.errors import InvalidEvent, MalformedMessage, RelayError
 from relay.domain.foreign_json import json_of
+from relay.domain.large import Reference
+from relay.domain.limits import PAYLOAD
 from relay.domain.moments import moment
 from relay.domain.replays import Replay, ReplayCounts, ReplayPlace, ReplaySource
 from relay.domain.routing import Routing
@@ -152,8 +154,13 @@ class ReplayIntoInbox:
         event = OutboxRow(**(first | rest), originals=originals, stream=row["stream"], seq=row["seq"])
         return self._published_one(event, row["published_seq"], moment(row["published_at"]))
 
-    def _published_one(self, row: OutboxRow, seq: int, at: Any) -> Delivery | None:
-        """The message of an event as it was in the stream; None if the subscription does not read its subject."""
+    def _published_one(
+        self, row: OutboxRow, seq: int, at: Any, reference: Reference | None = None
+    ) -> Delivery | None:
+        """The message of an event as it was in the stream; None if the subscription does not read its subject.
+
+        ``reference``: where its payload is, if it is large.
+        """
         assert self.producer is not None
         it = self.producer
         try:
@@ -169,7 +176,8 @@ class ReplayIntoInbox:
         if not covers(self.filter_subject, message.subject):
             return None
         reply = self.reader.reply(seq)
-        return Delivery(message.subject, reply, message.headers, message.body, self.stream, seq, stored_at=at)
+        headers = message.headers if reference is None else {**message.headers, PAYLOAD: reference.text}
+        return Delivery(message.subject, reply, headers, message.body, self.stream, seq, stored_at=at)
 
     async def _streamed(self, replay: Replay, place: ReplayPlace) -> AsyncGenerator[ReplayStep, None]:
         """The stream in its order, and of what it has dropped what the outbox has, or the archive by now."""

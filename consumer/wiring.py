@@ -34,7 +34,7 @@ from relay.adapters.postgres.circuits import PostgresCircuits
 from relay.adapters.postgres.inbox_chunks import PostgresChunks
 from relay.adapters.postgres.limited_inbox import LimitedInbox
 from relay.adapters.postgres.replays import PostgresReplays, PublishedEvents
-from relay.bootstrap import cold_store
+from relay.bootstrap import cold_store, kept_payloads
 from relay.commands.coldrows import ColdRows, archived_subject
 from relay.credentials import http_access
 from relay.domain import outages
@@ -425,7 +425,7 @@ def _producer(stream: str) -> Producer | None:
             subject = partial(archived_subject, settings.routing)
             cold = None if store is None else ColdRows(PostgresArchive(source, name), store, subject)
             return Producer(
-                events=PublishedEvents(source),
+                events=PublishedEvents(source, kept_payloads(name, settings)),
                 routing=settings.routing,
                 envelope=writer(application.settings, name),
                 system_actor=settings.system_actor,

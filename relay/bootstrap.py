@@ -352,7 +352,7 @@ class Application:
             partial(wakeup.lend, at_once=True),
             dead_head_blocks=settings.publish.dead_head == "block",
             largest=lambda: publisher.largest(LARGEST),
-            kept=None if settings.payload_limit is None else KeptPayloads(name, settings.payload_limit),
+            kept=kept_payloads(name, settings),
         )
         config = PublishConfig(
             routing=settings.routing,
@@ -400,6 +400,11 @@ class Application:
             ),
             controls=controls,
         )
+
+
+def kept_payloads(name: str, settings: ContextSettings) -> KeptPayloads | None:
+    """Which payloads of a context stay in its outbox; None: none."""
+    return None if settings.payload_limit is None else KeptPayloads(name, settings.payload_limit)
 
 
 def duties(context: ContextSettings) -> list[Duty]:

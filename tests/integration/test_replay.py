@@ -14,8 +14,10 @@ import pytest
 
 from consumer.replay import Producer, ReplayIntoInbox
 from relay.adapters.jetstream.stream_reader import NatsStreamAuditor, StreamReader
+from relay.adapters.postgres.outbox import KeptPayloads
 from relay.adapters.postgres.replays import PostgresReplays, PublishedEvents
 from relay.devstack import NatsServer, ValkeyServer
+from relay.domain.large import Reference
 from relay.domain.operators import Operator
 from relay.domain.replays import ReplayCounts, ReplayPlace, ReplayRunning, ReplaySource, UnknownReplay
 from relay.domain.routing import Routing
@@ -218,6 +220,29 @@ async def test_what_the_stream_has_dropped_comes_from_the_outbox_in_its_place(su
     assert [row["stream_seq"] for row in rows] == [1, 2, 3, 4, 5]
     assert [(row["event_type"], row["partition_key"]) for row in rows[:3]] == [("vibe_created", "vibe:7")] * 3
     assert await handled(sub, *sent) == sent
+
+
+async def test_a_large_payload_that_the_stream_has_dropped_stays_in_the_outbox(sub: Subscription) -> None:
+    insert = """
+        INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, published_at,
+                                   published_stream, published_seq, publish_attempts)
+        VALUES (%s, 'vibe', '7', 'vibe_created', jsonb_build_object('t', repeat('x', 300000)), now(), %s, 1, 1)"""
+    sent = [await sub.send() for _ in range(2)]
+    await sub.query(insert, sent[0], sub.stream)
+    await sub.js.purge_stream(sub.stream, seq=2)
+    kept = PublishedEvents(sub.pool.connection, KeptPayloads(sub.name, 262_144))
+    id = await replays(sub).start(sub.subscription, BOB, **ASKED)
+    found = await replays(sub).take([sub.subscription])
+    assert found is not None
+    assert found.id == id
+    usual = work(sub)
+    assert usual.producer is not None
+    await replace(usual, producer=replace(usual.producer, events=kept)).run(found, lambda: True)
+    [row] = [it for it in await sub.rows() if it["message_id"] == sent[0]]
+    reference = Reference.of(row["headers"])
+    assert reference is not None
+    assert (reference.id, reference.size) == (sent[0], 300_009)
+    assert len(row["body"]) < 2_000
 
 
 async def test_messages_of_an_ordered_key_run_in_their_order(sub: Subscription) -> None:

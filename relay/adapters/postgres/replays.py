@@ -10,10 +10,12 @@ from uuid import UUID, uuid4
 
 from psycopg.rows import dict_row
 
+from relay.adapters.postgres.outbox import KeptPayloads
 from relay.adapters.postgres.paging import Row
 from relay.adapters.postgres.pool import Source, query
 from relay.adapters.postgres.row_operations import audit, who
 from relay.adapters.postgres.sql import statement
+from relay.domain.large import Reference
 from relay.domain.operators import Operator
 from relay.domain.replays import Replay, ReplayCounts, ReplayPlace, ReplayRunning, ReplaySource, UnknownReplay
 from relay.ports import OutboxRow
@@ -86,15 +88,24 @@ class PostgresReplays:
 
 
 class PublishedEvents:
-    """Reads what an outbox has published to a stream."""
+    """Reads what an outbox has published to a stream. ``kept``: which payloads stay there; None: none."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, kept: KeptPayloads | None = None) -> None:
+        self._source, self._kept = source, kept
 
     async def between(
         self, stream: str, after: int, before: int, limit: int
-    ) -> Sequence[tuple[OutboxRow, int, Any]]:
-        """Events that the stream stored between these sequences, with their sequences and times."""
+    ) -> Sequence[tuple[OutboxRow, int, Any, Reference | None]]:
+        """Events that the stream stored between these sequences, with sequence, time, and reference if large."""
+        terms = {"stream": stream, "after": after, "before": before, "limit": limit}
+        kept = self._kept
         async with self._source() as conn:
-            rows = await query(conn, "replays/published", stream=stream, after=after, before=before, limit=limit)
-        return [(OutboxRow(*row[:-2]), row[-2], row[-1]) for row in rows]
+            rows = await query(conn, "replays/published", **terms, kept=None if kept is None else kept.limit)
+        found = []
+        for *values, seq, at, size, digest in rows:
+            row, reference = OutboxRow(*values), None
+            if kept is not None and digest is not None:
+                reference = kept.reference(row.id, size, digest)
+                row = row._replace(payload=reference.payload)
+            found.append((row, seq, at, reference))
+        return found
