@@ -87,6 +87,8 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
     "idx_outbox_discarded": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NOT NULL))",
+    "idx_outbox_delayed": "(hashtext(partition_key)) WHERE ((published_at IS NULL) AND (dead_at IS NULL) "
+    "AND (available_at IS NOT NULL))",
     "idx_outbox_expired": "(dead_at) WHERE ((published_at IS NOT NULL) AND (expires_at <= dead_at))",
     "uq_outbox_original": "(((originals ->> 'id'::text))) WHERE ((originals ->> 'id'::text) IS NOT NULL)",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable
 from datetime import timedelta
 from typing import Any
@@ -16,12 +17,23 @@ from relay.adapters.postgres.row_operations import EventFilter, PostgresOutboxOp
 from relay.devstack import NatsServer
 from relay.domain.errors import InvalidKey, NoTransaction, UnsupportedTarget
 from relay.domain.operators import Operator
+from tests.integration.crowded import events, repeatable
 from tests.integration.incidents import waiting_for_locks
+from tests.integration.plans import Plan, held_to
 from tests.integration.publishing import ALL, KINDS, Producer, Relay, event, producing, query
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
+#: Explains the statements of functions, too.
+NESTED = """
+LOAD 'auto_explain';
+SET auto_explain.log_min_duration = 0;
+SET auto_explain.log_nested_statements = on;
+SET auto_explain.log_analyze = on;
+SET auto_explain.log_format = json;
+SET client_min_messages = log;
+"""
 BOX = Outbox("vibespro")
 
 
@@ -130,3 +142,23 @@ async def test_a_text_stands_for_its_row(relay: Relay) -> None:
     [row] = relay.add(event("a", id="evt_1"))
     with psycopg.connect(relay.url) as connection:
         assert relay.outbox.cancel(connection, id="evt_1") == [row]
+
+
+async def test_a_key_is_found_by_indexes_however_many_events_wait(database_url: str) -> None:
+    """Of each state 20,000 of other keys wait, and two of the key."""
+    states = ({}, {"available_at": "now() + interval '1 day'"}, {"publish_attempts": "1", "dead_at": "now()"})
+    plans: list[str] = []
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        repeatable(conn)
+        for columns in states:
+            events(conn, 20_000 if "dead_at" not in columns else 20, "'key' || n", **columns)
+            events(conn, 2, "'wanted'", **columns)
+        conn.execute("ANALYZE outbox_events")
+        conn.execute(NESTED)
+        conn.add_notice_handler(lambda notice: plans.append(str(notice.message_primary)))
+        found = conn.execute("SELECT relay_cancel_events(NULL, 'wanted')").fetchall()
+    assert len(found) == 6
+    [text] = [it for it in plans if "FOR UPDATE" in it]
+    plan = Plan(json.loads(text[text.index("{") :])["Plan"])
+    assert {"idx_outbox_ready", "idx_outbox_delayed", "idx_outbox_dead", "outbox_events_pkey"} <= plan.indexes()
+    held_to(plan, 40, 10)

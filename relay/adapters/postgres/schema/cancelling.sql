@@ -11,7 +11,18 @@ BEGIN
     FROM outbox_events AS e
     WHERE e.published_at IS NULL
       AND e.id = ANY (coalesce(ids, ARRAY(
-        SELECT k.id FROM outbox_events AS k WHERE k.published_at IS NULL AND k.partition_key = of_key)))
+        -- What is ready, delayed or tried again, and dead, each by an index.
+        SELECT k.id FROM outbox_events AS k
+        WHERE k.published_at IS NULL AND k.dead_at IS NULL AND k.available_at IS NULL AND k.partition_key = of_key
+          AND relay_lane(k.partition_key) = relay_lane(of_key)
+          AND hashtextextended(k.partition_key, 0) = hashtextextended(of_key, 0)
+        UNION ALL
+        SELECT k.id FROM outbox_events AS k
+        WHERE k.published_at IS NULL AND k.dead_at IS NULL AND k.available_at IS NOT NULL AND k.partition_key = of_key
+          AND hashtext(k.partition_key) = hashtext(of_key)
+        UNION ALL
+        SELECT k.id FROM outbox_events AS k
+        WHERE k.published_at IS NULL AND k.dead_at IS NOT NULL AND k.partition_key = of_key)))
     ORDER BY e.seq
     FOR UPDATE
   )
