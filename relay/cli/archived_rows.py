@@ -34,6 +34,7 @@ from relay.ops.archive import (
     row_filter,
 )
 from relay.ops.kinds import ARCHIVED, Action
+from relay.ops.kinds.shared import EXPIRES_IN
 from relay.settings import ContextSettings, load_settings
 
 Answer = TypeVar("Answer")
@@ -50,6 +51,9 @@ _LIMIT: Final[Options] = {
         100_000,
     )
 }
+_LONGER: Final[Options] = {
+    "expires_in": (Annotated[str | None, typer.Option("--expires-in", help=f"{EXPIRES_IN.meaning}.")], None)
+}
 _RESTORE, _REPLAY = ARCHIVED.action("restore"), ARCHIVED.action("replay")
 KindOption = Annotated[ArchiveKind, typer.Option("--kind", help="Which rows.")]
 
@@ -60,7 +64,7 @@ def restore(*, kind: KindOption = ArchiveKind.OUTBOX, options: dict[str, Any]) -
     _act(_RESTORE, kind, options)
 
 
-@with_options(_SELECTING | ACTING | _LIMIT)
+@with_options(_SELECTING | _LONGER | ACTING | _LIMIT)
 def replay(*, options: dict[str, Any]) -> None:
     """Publish archived events once more."""
     _act(_REPLAY, ArchiveKind.OUTBOX, options)
@@ -79,7 +83,9 @@ def _act(action: Action, kind: ArchiveKind, options: dict[str, Any]) -> None:
         if count > limit:
             raise TooMany(f"{count} match and the limit is {limit}", hint="narrow it or raise --limit")
         confirm(f"{count} {kind} rows of {context} will be {action.past}. Go on?", count, yes=options["yes"])
-        replays = ReplayArchived(context=context, wanted=wanted, limit=None, by=by)
+        text = options.get("expires_in")
+        longer = None if text is None else EXPIRES_IN.read(text, "--expires-in")
+        replays = ReplayArchived(context=context, wanted=wanted, limit=None, expires_in=longer, by=by)
         restores = RestoreArchived(context=context, kind=kind, wanted=wanted, limit=None, by=by)
         command = replays if action is _REPLAY else restores
         count = asyncio.run(_run(found, action.past, command)) if count else 0

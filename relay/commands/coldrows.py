@@ -7,14 +7,17 @@ interruption the same run can be started again.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from relay.commands import batchfile
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, RowFilter, SubjectOf
-from relay.domain.errors import InvalidSubject
+from relay.domain.errors import InvalidSubject, Stale
+from relay.domain.expiry import is_over
 from relay.domain.foreign_json import read_json
-from relay.domain.operators import Operator
+from relay.domain.operators import LONGER, Operator
 from relay.domain.routing import Routing
 from relay.ports import ArchiveTables, ColdStore
 
@@ -73,12 +76,26 @@ class ColdRows:
             by = by.besides  # the first batch has used the selection up
         return count
 
-    async def replay(self, chosen: RowFilter, by: Operator, progress: Progress) -> int:
-        """Put events back and mark them to be published again, in their order; return how many."""
-        count = 0
-        async for _, lines in self._selected(ArchiveKind.OUTBOX, chosen, progress):
-            if done := await self._tables.replay(lines, by):
+    async def replay(
+        self, chosen: RowFilter, by: Operator, progress: Progress, expires_in: timedelta | None = None
+    ) -> int:
+        """Put events back and mark them to be published again, in their order; return how many.
+
+        Events whose time is over stay in the archive, unless they get a new one by ``expires_in``. Raises Stale if
+        no other is selected.
+        """
+        count, stale = 0, Counter[bool]()
+
+        def fits(row: Mapping[str, Any]) -> bool:
+            fresh = expires_in is not None or not is_over(row["expires_at"])
+            stale[not fresh] += 1
+            return fresh
+
+        async for _, lines in self._selected(ArchiveKind.OUTBOX, chosen, progress, fits):
+            if done := await self._tables.replay(lines, by, expires_in):
                 count, by = count + done, by.besides
+        if stale[True] and not stale[False]:
+            raise Stale(f"their time is over: {stale[True]}", hint=LONGER)
         return count
 
     async def _selected(

@@ -26,6 +26,12 @@ def ttl_of(seconds: float) -> str:
     return str(ceil(seconds) + 1)
 
 
+def is_over(expires_at: str | None) -> bool:
+    """Whether the time of an archived row is over, by this machine's clock. One without end, or none, is not."""
+    found = None if expires_at is None else read_expiry(expires_at)
+    return found is not None and found <= datetime.now(UTC)
+
+
 def read_expiry(text: str) -> datetime | None:
     """Read the header. None if it cannot be read: what nobody can read says nothing."""
     try:

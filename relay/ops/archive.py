@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -91,11 +91,15 @@ class RestoreArchived(Command[int]):
 
 
 class ReplayArchived(Command[int]):
-    """Publish events once more, to every consumer of the stream; answers how many. ``limit``: as above."""
+    """Publish events once more, to every consumer of the stream; answers how many. ``limit``: as above.
+
+    Those whose time is over are left, unless they get a new one by ``expires_in``. Raises Stale if all are.
+    """
 
     context: str
     wanted: RowFilter
     limit: int | None
+    expires_in: timedelta | None = None
     by: Operator
 
 
@@ -190,7 +194,7 @@ class ArchiveHandlers:
     async def _replay(self, command: ReplayArchived) -> int:
         async with self._opened(command.context) as (tables, _, rows):
             wanted = await self._bounded(tables, rows, ArchiveKind.OUTBOX, command)
-            return await rows.replay(wanted, command.by, self._progress)
+            return await rows.replay(wanted, command.by, self._progress, command.expires_in)
 
     async def _bounded(
         self, tables: PostgresArchive, rows: ColdRows, kind: ArchiveKind, command: RestoreArchived | ReplayArchived

@@ -84,8 +84,10 @@ class ArchiveTables(Protocol):
         Records ``source`` and the operator.
         """
 
-    async def replay(self, lines: Sequence[str], by: Operator) -> int:
+    async def replay(self, lines: Sequence[str], by: Operator, expires_in: timedelta | None = None) -> int:
         """Put archived events back and mark them to be published again, under the next generation.
+
+        ``expires_in``: they expire so long from now on; `NEVER`: not at all.
 
         An event that is in its table and was replayed since, or is not published, stays as it is. Returns how many
         will be published again. So it may be repeated.

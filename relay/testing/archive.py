@@ -164,7 +164,7 @@ class MemoryArchive:
         self._tables[kind] += [(None, row) for row in added]
         return len(added)
 
-    async def replay(self, lines: Sequence[str], by: Operator) -> int:
+    async def replay(self, lines: Sequence[str], by: Operator, _expires_in: timedelta | None = None) -> int:
         ids = [UUID(json.loads(line)["id"]) for line in lines]
         new = [id for id in ids if id not in self.replayed]
         self.replayed += new

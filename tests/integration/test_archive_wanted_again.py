@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,6 +20,7 @@ from relay.adapters.postgres.ordered_inbox import OrderedInboxAdapter
 from relay.commands.coldrows import ColdRows
 from relay.devstack import NatsServer
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, RowFilter
+from relay.domain.errors import Stale
 from relay.domain.facts import BatchDeleted
 from relay.ports import InboxRow
 from tests.integration.archive_crash import KEEP
@@ -223,6 +224,26 @@ async def test_a_restored_event_is_replayed_too_and_one_that_waits_is_left_alone
     query(archive.url, "UPDATE outbox_events SET published_at = NULL, dead_at = now() WHERE id = %s", ids[0])
     assert await cold(archive).replay(ALL, ANN, unseen) == 1
     assert await generations(archive) == [(0, True), (1, True)]
+
+
+async def test_an_archived_event_whose_time_is_over_is_replayed_only_with_a_new_time(archive: Archive) -> None:
+    stale, fresh, other = await archive.events(3)
+    query(archive.url, "UPDATE outbox_events SET expires_at = now() - interval '1 s' WHERE id = %s", stale)
+    query(archive.url, "UPDATE outbox_events SET expires_at = 'infinity' WHERE id = %s", fresh)
+    await archive.command().run(ANN)
+    assert await cold(archive).replay(ALL, ANN, unseen) == 2
+    assert archive.in_table() == sorted([fresh, other])
+    chosen = RowFilter(ids=frozenset([stale]))
+    with pytest.raises(Stale, match="1") as refused:
+        await cold(archive).replay(chosen, ANN, unseen)
+    assert "--expires-in" in str(refused.value.hint)
+    assert archive.in_table() == sorted([fresh, other])
+    assert await cold(archive).replay(chosen, ANN, unseen, timedelta(hours=1)) == 1
+    await archive.relay.drained()
+    assert len(await archive.relay.messages()) == 6
+    assert [it["about"] for it in query(archive.url, "SELECT about FROM audit_log ORDER BY id DESC LIMIT 1")] == [
+        {"expires_in": "60 min"}
+    ]
 
 
 # --- deletion ---

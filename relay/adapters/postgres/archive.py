@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -15,6 +15,7 @@ from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.row_operations import audit
 from relay.adapters.postgres.sql import statement
 from relay.domain.archive import ArchivedRow, ArchiveKind, Manifest
+from relay.domain.expiry import NEVER, in_words
 from relay.domain.operators import Operator
 
 #: How many rows are in memory at a time. A row may be as large as the broker's largest message. So a page is small
@@ -118,12 +119,16 @@ class PostgresArchive:
             await audit(conn, "archive.restore", [source], by)
         return restored.rowcount
 
-    async def replay(self, lines: Sequence[str], by: Operator) -> int:
+    async def replay(self, lines: Sequence[str], by: Operator, expires_in: timedelta | None = None) -> int:
         async with self._source() as conn, conn.transaction():
             await conn.execute(statement("archive/restore_outbox"), {"lines": list(lines)})
             ids = [id for (id,) in await query(conn, "archive/replayable", lines=list(lines))]
             if ids:
                 await conn.execute(statement("outbox/replay"), {"ids": ids})
+                if expires_in is not None:
+                    terms = {"ids": ids, "expires_in": None if expires_in == NEVER else expires_in}
+                    await conn.execute(statement("outbox/set_expiry"), terms)
+                    by = replace(by, about={**by.about, "expires_in": in_words(expires_in)})
                 await audit(conn, "outbox.replay", ids, by)
         return len(ids)
 

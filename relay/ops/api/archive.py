@@ -30,6 +30,7 @@ from relay.ops.archive import (
     row_filter,
 )
 from relay.ops.kinds import ARCHIVED, Action
+from relay.ops.kinds.shared import EXPIRES_IN
 from relay.ops.requests import GetSelection, ListBatches
 from relay.ops.selections import keep, look_up
 
@@ -60,6 +61,12 @@ class EventsChosen(Selection[Text, ArchivedFilter]):
     """Which archived events, as for other actions, up to 10,000."""
 
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1_000
+
+
+class EventsReplayed(EventsChosen):
+    """Which archived events. ``expires_in``: how long those whose time is over are worth something, or never."""
+
+    expires_in: Text | None = None
 
 
 class RowsChosen(EventsChosen):
@@ -123,12 +130,13 @@ async def _restore_rows(ops: Asked, caller: Operating, context: InContext, chose
 
 
 @router.post("/replay", response_model=OutcomeOut, name="replay_archived", description=_REPLAY.about)
-async def _replay_archived(ops: Asked, caller: Operating, context: InContext, chosen: EventsChosen) -> Response:
+async def _replay_archived(ops: Asked, caller: Operating, context: InContext, chosen: EventsReplayed) -> Response:
     _, wanted, limit = await _which(ops, context, _REPLAY, ArchiveKind.OUTBOX, chosen)
     if chosen.dry_run:
         return await _counted(ops, context, _REPLAY, ArchiveKind.OUTBOX, wanted, chosen)
     by = Operator(caller.name, chosen.note, selection=chosen.selection)
-    command = ReplayArchived(context=context, wanted=wanted, limit=limit, by=by)
+    longer = None if chosen.expires_in is None else EXPIRES_IN.read(chosen.expires_in, "expires_in")
+    command = ReplayArchived(context=context, wanted=wanted, limit=limit, expires_in=longer, by=by)
     return await _done(ops, context, _REPLAY, chosen, (await ops.do(command)).unwrap())
 
 
