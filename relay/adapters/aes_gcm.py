@@ -6,8 +6,9 @@ import os
 from typing import Final
 from uuid import UUID
 
+from relay.adapters.master_keys import OPENED
 from relay.domain.errors import MasterKeyMissing, MissingExtraError, PersonalDamaged
-from relay.domain.personal import Cipher, Masters, bound_key
+from relay.domain.personal import KEY_BYTES, Cipher, Masters, SealedKey, bound_key
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -15,7 +16,6 @@ try:
 except ImportError:
     raise MissingExtraError("cryptography is not installed", hint="pip install 'jetrelay[personal]'") from None
 
-KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 
 
@@ -57,15 +57,19 @@ def decrypting(key: bytes) -> Cipher:
 
 
 def wrap(masters: Masters, id: UUID, key: bytes) -> bytes:
-    """A key, encrypted with the present master key."""
-    return encrypt(masters.keys[masters.present], key, bound_key(id, masters.present))
+    """A key, encrypted with the present master key. Raises KeyServiceUnreachable and MasterKeyMissing."""
+    return encrypt(_opened(masters.present, masters.keys[masters.present]), key, bound_key(id, masters.present))
 
 
 def unwrap(masters: Masters, id: UUID, master: str, wrapped: bytes) -> bytes:
-    """A key. Raises MasterKeyMissing and PersonalDamaged."""
+    """A key. Raises KeyServiceUnreachable, MasterKeyMissing and PersonalDamaged."""
     if (found := masters.keys.get(master)) is None:
         raise MasterKeyMissing(
             f"the key {id} is wrapped by the master key {master[:64]!r}, which this process has not",
             hint=f"add [personal.masters.{master[:64]}]",
         )
-    return decrypt(found, wrapped, bound_key(id, master))
+    return decrypt(_opened(master, found), wrapped, bound_key(id, master))
+
+
+def _opened(name: str, master: bytes | SealedKey) -> bytes:
+    return master if isinstance(master, bytes) else OPENED.key(name, master)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from relay.domain.errors import KeysUnreachable, UnknownKey
 from relay.domain.personal import Cipher, Masters, decrypt, encrypted
-from relay.ports.subject_keys import SubjectKeys
+from relay.ports.subject_keys import SubjectKeys, WrappedKey
 
 #: How long a key is kept: so long after a person is forgotten, the last process forgets the key.
 KEPT_S: Final = 60.0
@@ -76,15 +76,18 @@ class OpenPersonal:
                 rows = await self.keys(context).find(missing)
         except TimeoutError:
             raise KeysUnreachable(f"the keys of {context} did not come within {PATIENCE_S:g} s") from None
-        found = {
-            it.id: None if it.wrapped is None else self.unwrap(self.masters, it.id, it.master, it.wrapped)
-            for it in rows
-        }
+        found = {it.id: None if it.wrapped is None else await self._unwrapped(it, it.wrapped) for it in rows}
         for id in missing:
             if id not in found:
                 raise UnknownKey(f"the context {context} has no key {id}", hint="was its database restored?")
         self._keep(found, now)
         return {**kept, **found}
+
+    async def _unwrapped(self, it: WrappedKey, wrapped: bytes) -> bytes:
+        """A key. One whose master key a service opens is unwrapped beside the loop, as that may take seconds."""
+        if self.masters.is_sealed(it.master):
+            return await asyncio.to_thread(self.unwrap, self.masters, it.id, it.master, wrapped)
+        return self.unwrap(self.masters, it.id, it.master, wrapped)
 
     def _keep(self, found: Mapping[UUID, bytes | None], now: float) -> None:
         for id, key in found.items():

@@ -83,6 +83,7 @@
         ├── PayloadUnreachable  PAYLOAD_UNREACHABLE
         │   ├── PayloadMissing  PAYLOAD_MISSING
         │   └── PayloadDamaged  PAYLOAD_DAMAGED
+        ├── KeyServiceUnreachable KEY_SERVICE_UNREACHABLE
         └── StoreUnreachable    STORE_UNREACHABLE    (relay.domain.archive)
 
 Codes are part of the public interface: they do not change within a major version.
@@ -543,7 +544,7 @@ class KeysUnreachable(Outage):
 
 
 class MasterKeyMissing(Outage):
-    """A process lacks the master key that it needs, by its settings."""
+    """A process lacks the master key that it needs, by its settings, or a key service does not open it."""
 
     code = "MASTER_KEY_MISSING"
 
@@ -565,3 +566,10 @@ class PayloadDamaged(PayloadUnreachable):
     """The content of a large payload is not that of the event: size or digest differ."""
 
     code = "PAYLOAD_DAMAGED"
+
+
+class KeyServiceUnreachable(Outage):
+    """The key service that opens a master key does not answer."""
+
+    code = "KEY_SERVICE_UNREACHABLE"
+    server = "kms"

@@ -26,7 +26,8 @@ from relay.domain.errors import InvalidEvent, InvalidPayload
 MEMBER: Final = "relay:personal"
 MARK: Final = b'"relay:personal"'
 VERSION: Final = 1
-#: How many bytes a nonce and a tag take.
+#: How many bytes a key has, and how many a nonce and a tag take.
+KEY_BYTES: Final = 32
 OVERHEAD_BYTES: Final = 28
 #: What stands for an encrypted value where people read.
 SHOWN: Final = "(personal)"
@@ -86,11 +87,25 @@ def _covers(field: Sequence[str], name: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class SealedKey:
+    """A master key that a key service has encrypted, and by which of its keys. Nothing of it is secret."""
+
+    service_key: str
+    sealed: bytes
+    region: str | None = None
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Masters:
     """The master keys of a process by their names. ``present``: the one that wraps new keys."""
 
     present: str
-    keys: Mapping[str, bytes] = field(repr=False)
+    keys: Mapping[str, bytes | SealedKey] = field(repr=False)
+
+    def is_sealed(self, name: str) -> bool:
+        """Whether a key service has to open it: this may take seconds."""
+        return isinstance(self.keys.get(name), SealedKey)
 
 
 @dataclass(frozen=True, slots=True)

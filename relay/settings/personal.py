@@ -7,30 +7,58 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
 from relay.domain.errors import ConfigurationError, InvalidEvent
-from relay.domain.personal import Masters, PersonalFields
+from relay.domain.personal import KEY_BYTES, Masters, PersonalFields, SealedKey
+from relay.settings.archive import Endpoint
 from relay.settings.in_sight import context_value, in_sight, read_declared
 from relay.settings.section import Section
 from relay.settings.values import parse_list
 
-_KEY_BYTES: Final = 32
-
 
 def _master_key(secret: SecretStr) -> SecretStr:
     with suppress(ValueError):
-        if len(b64decode(secret.get_secret_value(), validate=True)) == _KEY_BYTES:
+        if len(b64decode(secret.get_secret_value(), validate=True)) == KEY_BYTES:
             return secret
     raise ValueError("is not 32 bytes in base64: openssl rand -base64 32")
 
 
-class MasterSettings(Section):
-    """A master key: 32 random bytes in base64. A file may hold it: ``key_file``."""
+def _sealed(value: str) -> str:
+    with suppress(ValueError):
+        if b64decode(value, validate=True):
+            return value
+    raise ValueError("is not base64: the CiphertextBlob of the service")
 
-    key: Annotated[SecretStr, AfterValidator(_master_key)]
+
+class MasterSettings(Section):
+    """A master key: 32 random bytes in base64. A file may hold it: ``key_file``.
+
+    Or ``sealed``: such a key, encrypted by the key ``kms`` of AWS KMS, in ``region`` or at ``endpoint``.
+    """
+
+    key: Annotated[SecretStr, AfterValidator(_master_key)] | None = None
+    kms: str | None = None
+    sealed: Annotated[str, AfterValidator(_sealed)] | None = None
+    region: str | None = None
+    endpoint: Endpoint | None = None
+
+    @model_validator(mode="after")
+    def _is_one_key(self) -> Self:
+        of_service = (self.kms is not None, self.sealed is not None)
+        if not (all(of_service) if self.key is None else not any(of_service)):
+            raise ValueError("must have key, or kms and sealed")
+        return self
+
+    def value(self) -> bytes | SealedKey:
+        """The key as a value."""
+        if self.key is not None:
+            return b64decode(self.key.get_secret_value())
+        assert self.kms is not None
+        assert self.sealed is not None
+        return SealedKey(self.kms, b64decode(self.sealed), self.region, self.endpoint)
 
 
 class PersonalSettings(Section):
@@ -52,8 +80,7 @@ class PersonalSettings(Section):
         """The keys as a value; None without any."""
         if self.master is None:
             return None
-        keys = {name: b64decode(it.key.get_secret_value()) for name, it in self.masters.items()}
-        return Masters(self.master, keys)
+        return Masters(self.master, {name: it.value() for name, it in self.masters.items()})
 
 
 class PersonalFieldsSettings(Section):
