@@ -36,8 +36,7 @@ Results go to standard output.
 - **`--json`** prints one JSON document: a list for rows, an object otherwise. Names of fields and codes are
   stable, and new fields may come. If a database does not answer, a list has an entry `{"context": …, "error":
   {…}}` for it, and the status is 1. An error of the command stays a line on standard error.
-- **Commands named `list`, `show`, `status`, `diff`, `backlog`, `health`, `doctor`, `explain`, `config` change
-  nothing.**
+- **Commands that list, show or examine change nothing.**
 - An action on many rows first counts them and asks; `--yes` does not ask. If a filter finds more than
   `--limit`, nothing is done. `--note` and `--actor` go into the audit log. Replays and the archive have
   `--dry-run`, which counts.
@@ -60,8 +59,7 @@ relay tasks list --status failed
 relay config                                               # which settings hold, and from where
 ```
 
-More of them: [dead letters](../how-to/dead-letters.md), [archive](../how-to/archive.md),
-[scheduling](../how-to/scheduling.md), [runbook](../how-to/runbook.md).
+More of them: [runbook](../how-to/runbook.md).
 
 ## All commands
 """

@@ -10,9 +10,8 @@ from relay.bus import QueryBus
 from relay.cli.options import ColumnsOption, ContextOption, JsonOption, WideOption, asking, visiting_contexts
 from relay.cli.rows import view_of
 from relay.cli.tables import print_rows
-from relay.domain.durations import duration
+from relay.domain.durations import duration, size
 from relay.domain.retention import KeptPart
-from relay.ops.console.wording import size
 from relay.ops.kinds import RETENTION
 from relay.ops.retention import ReadRetention, Retention
 from relay.settings import ContextSettings, load_settings

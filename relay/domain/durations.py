@@ -1,4 +1,4 @@
-"""Durations and times in words, the same in the command line, the console and error texts."""
+"""Durations, times and sizes in words, the same in the command line, the console and error texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 #: From twice a unit on, a duration is told in it: 119 s, but 2 min.
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _EXACT: Final = 9.95
+_BYTES: Final = 1024
 
 
 def duration(seconds: float | None) -> str:
@@ -28,3 +29,12 @@ def ago(at: datetime, now: datetime | None = None) -> str:
         return "now"
     size, unit = next((it for it in _UNITS if abs(seconds) >= 2 * it[0]), (1, "s"))
     return f"{seconds // size} {unit} ago" if seconds > 0 else f"in {-seconds // size} {unit}"
+
+
+def size(value: float) -> str:
+    """Bytes as people say them: ``1.2 MB``."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < _BYTES:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+        value /= _BYTES
+    return f"{value:.1f} TB"

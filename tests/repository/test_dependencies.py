@@ -27,6 +27,7 @@ EXTRAS = {
     "relay.devstack": "embedded",
     "relay.devstack.sample": "demo",
     "relay.adapters.aes_gcm": "personal",
+    "relay.adapters.aws_kms": "kms",
     "relay.handler": "handler",
     "relay.ops.api": "ops",
     "relay.ops.console": "ops",
@@ -36,7 +37,7 @@ EXTRAS = {
     "relay.telemetry.gauges": "metrics",
 }
 #: Libraries that another one cannot be without, and that one.
-PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi", "anyio": "starlette"}
+PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi", "anyio": "starlette", "botocore": "boto3"}
 #: Imported by one function only. No requirement can name it: it asks for an older dramatiq.
 ELSEWHERE = {"dramatiq_dashboard"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from relay.domain.alarm_rules import RULES
-from relay.domain.durations import ago, duration
+from relay.domain.durations import ago, duration, size
 from relay.domain.foreign_json import pretty_json
 from relay.domain.reasons import CODES, FAMILIES, cause
 from relay.domain.tones import tone
@@ -21,7 +21,6 @@ LATE: Final = {
 }
 _WAITS: Final = frozenset({"waiting", "failing", "pending", "delivered"})
 _MEANINGS: Final = {code.name: code.meaning for code in CODES}
-_BYTES: Final = 1024
 #: Ids of more characters are shortened in tables.
 _LONG: Final = 20
 #: So many characters of a text are in a cell of a list.
@@ -47,15 +46,6 @@ def number(value: float | None) -> str:
 def absolute(at: datetime) -> str:
     """A time to the second, in UTC."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def size(value: float) -> str:
-    """Bytes as people say them: ``1.2 MB``."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < _BYTES:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
-        value /= _BYTES
-    return f"{value:.1f} TB"
 
 
 def short(text: object) -> str:
