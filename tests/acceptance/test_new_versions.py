@@ -109,8 +109,11 @@ def test_what_only_the_next_release_knows_waits_for_it_without_an_attempt_and_in
     wait_for("all are acknowledged", lambda: fleet.ack_pending() == 0)
 
 
-def test_without_a_release_that_knows_it_it_is_dead_and_beside_one_it_waits(start: Callable[..., Fleet]) -> None:
-    fleet = start("")
+@pytest.mark.parametrize("more", ["", "chunk = 10"])
+def test_without_a_release_that_knows_it_it_is_dead_and_beside_one_it_waits(
+    start: Callable[..., Fleet], more: str
+) -> None:
+    fleet = start(more)
     fleet.worker()
     commit(fleet, ("a", 0, 2))
     wait_for("it is dead", lambda: fleet.query("sea", DEAD) == [(1,)])
