@@ -87,7 +87,7 @@ class ColdRows:
         count, stale = 0, Counter[bool]()
 
         def fits(row: Mapping[str, Any]) -> bool:
-            fresh = expires_in is not None or not is_over(row["expires_at"])
+            fresh = expires_in is not None or not is_over(row.get("expires_at"))
             stale[not fresh] += 1
             return fresh
 
