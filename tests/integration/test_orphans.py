@@ -23,7 +23,7 @@ from relay.domain.facts import OrphansFound
 from relay.domain.operators import Operator
 from relay.domain.routing import Routing
 from tests.integration.publishing import Relay, event, outbox_rows, query
-from tests.integration.reconciling import foreign, publish, recreate
+from tests.integration.reconciling import foreign, held, publish, recreate
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +87,21 @@ async def test_a_database_that_lost_all_of_its_events_is_found_by_the_streams_of
     set_back(relay, ids)
     await finder(relay).tick(page=0)
     assert opened(relay) == ids
+
+
+async def test_what_nobody_is_to_know_is_deleted_from_the_stream_with_its_copies(relay: Relay) -> None:
+    await relay.create_stream()
+    ids = await publish(relay, 3)
+    query(relay.url, "UPDATE outbox_events SET generation = generation + 1, published_at = NULL")
+    await relay.drained()
+    set_back(relay, ids[1:])
+    dry = await deciding(relay).remove(relay.stream, ANN, dry_run=True)
+    assert (dry.ids, len(await held(relay))) == (ids[1:], 6)
+    assert (await deciding(relay).remove(relay.stream, ANN)).done == 2
+    assert await held(relay) == ids[:1] * 2
+    assert {row["action"] for row in query(relay.url, "SELECT action FROM audit_log")} == {"outbox.remove"}
+    assert (await deciding(relay).remove(relay.stream, ANN)).done == 0
+    assert await found(relay) == opened(relay) == []
 
 
 @pytest.mark.parametrize("state", ["healthy", "replayed", "waiting", "sent, not recorded"])

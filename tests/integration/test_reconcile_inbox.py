@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -54,6 +54,16 @@ async def handled(sub: Subscription, count: int) -> list[UUID]:
 async def lose_rows(sub: Subscription, *ids: UUID) -> None:
     """What a failover to a replica that was behind does."""
     await sub.query("DELETE FROM inbox_messages WHERE message_id = ANY (%s)", list(ids))
+
+
+async def test_a_look_without_a_horizon_finds_what_is_too_old_for_the_fleet(sub: Subscription) -> None:
+    await lose_rows(sub, *await handled(sub, 2))
+    begun = datetime.now(UTC)
+    assert (await find(sub, horizon=timedelta()).run()).missing == []
+    found = await find(sub, horizon=None).run()
+    assert (found.missing, found.coming) == ([1, 2], 0)
+    assert found.since is not None
+    assert found.since < begun
 
 
 async def test_a_row_of_another_subscription_hides_no_loss_and_one_of_before_a_rename_does(
