@@ -73,6 +73,7 @@ from relay.settings import ArchiveSettings, ContextSettings, Settings, Subscript
 
 if TYPE_CHECKING:
     from relay.adapters.jetstream.query_client import RemoteQueries
+    from relay.adapters.postgres.function_connections import FunctionConnections
     from relay.adapters.postgres.transactions import HandlerTransactions
 
 _log = logging.getLogger("relay")
@@ -156,7 +157,7 @@ class Application:
         #: What this process counts for the histories; a worker starts it.
         self.tallies = Tallies(lambda name: self.context(name).history)
         self._ordered: dict[tuple[str, str], OrderedInboxAdapter] = {}
-        self._transactions: dict[tuple[str, str], HandlerTransactions] = {}
+        self._lent: dict[tuple[str, str], FunctionConnections] = {}
 
     async def start(self) -> None:
         """Begin to connect. Returns at once, even if the servers do not answer."""
@@ -290,21 +291,21 @@ class Application:
         connections. A process has few, and connections of its own for each would close those of others.
         Raises UnknownContext.
         """
-        if (known := self._transactions.get((context, purpose))) is not None:
-            return known.limited(limit)
         from relay.adapters.postgres.transactions import HandlerTransactions  # noqa: PLC0415 - loads SQLAlchemy
 
         settings = self.context(context).settings
-        database = settings.pooler or settings.handler_database
+        database, shared = settings.pooler or settings.handler_database, self._lent.get((context, purpose))
         transactions = HandlerTransactions(
             database,
             limit=limit,
             application_name=f"jetrelay-{purpose}-{context}",
             budget=self.budgets.of(database),
             pooler=settings.pooler is not None,
+            connections=shared,
         )
-        self.on_stop.append(transactions.close)
-        self._transactions[context, purpose] = transactions
+        if shared is None:
+            self._lent[context, purpose] = transactions.connections
+            self.on_stop.append(transactions.close)
         return transactions
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -109,4 +110,12 @@ def _says_full(error: psycopg.OperationalError) -> bool:
 
 
 def _owner(stage: Stage) -> psycopg.Connection[Any]:
-    return psycopg.connect(stage.rig.urls[PRODUCING], connect_timeout=5, autocommit=True)
+    """Connect in a place that is kept for superusers. Producers and samplers have them, too, for moments."""
+    deadline = time.monotonic() + _TAKE_SECONDS
+    while True:
+        try:
+            return psycopg.connect(stage.rig.urls[PRODUCING], connect_timeout=5, autocommit=True)
+        except psycopg.OperationalError as error:
+            if not _says_full(error) or time.monotonic() > deadline:
+                raise
+            stage.over.wait(_LOOK_SECONDS)

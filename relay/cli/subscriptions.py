@@ -50,7 +50,8 @@ def _list(context: ContextOption = None, as_json: JsonOption = False, wide: Wide
             answers.print_json(rows)
             return
         if rows:
-            print_rows(_VIEW, rows, wide=wide)
+            in_force = [{**row, "limit": row["limit"] or row["configured_limit"]} for row in rows]
+            print_rows(_VIEW, in_force, wide=wide)
         elif answers:
             print(f"No subscriptions in {', '.join(answers)}.")
         if answers.failed:

@@ -64,6 +64,7 @@ def test_a_configured_limit_holds_until_an_operator_sets_another(
     wait_for("the others are held", lambda: counted(fleet, held) == 2)
     [shown] = json.loads(fleet.relay("subscriptions", "list", "--context", "sea", "--json"))
     assert (shown["limit"], shown["configured_limit"]) == (None, "1/1h")
+    assert "1/1h" in fleet.relay("subscriptions", "list", "--context", "sea")
     fleet.relay("subscriptions", "limit", *sea, "--rate", "1000/1s", "--note", "the partner can take it")
     wait_for("all are handled", lambda: counted(fleet, "processed_at IS NOT NULL") == 3)
     assert sorted(it.message_id for it in handler.calls) == sorted(ids)

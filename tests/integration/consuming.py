@@ -377,7 +377,7 @@ async def subscribed(url: str, nats_url: str, **durable: Any) -> AsyncIterator[S
     sub.inbox = PostgresInboxAdapter(sub.pool)
     sub.nats = NatsConnection(nats_url)
     sub.consumer = NatsJetStreamConsumer(sub.nats, stream=sub.stream, durable=sub.durable)
-    sub.publisher = NatsJetStreamPublisher(sub.nats, ack_timeout=timedelta(seconds=2))
+    sub.publisher = NatsJetStreamPublisher(sub.nats, ack_timeout=timedelta(seconds=30))
     admin = await nats.connect(nats_url)
     sub.js = admin.jetstream()
     try:

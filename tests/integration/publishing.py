@@ -250,8 +250,8 @@ class Relay:
     nats_url: str
     context: str = field(default_factory=lambda: f"context{next(_numbers)}")
     facts: list[Fact] = field(default_factory=list)
-    #: The default of the settings. Tests of a broker that is slow or silent shorten it.
-    ack_timeout: timedelta = timedelta(seconds=2)
+    #: Longer than a busy machine stands still. Tests of a broker that is slow or silent shorten it.
+    ack_timeout: timedelta = timedelta(seconds=30)
     #: When the commands made from now on search for low-water marks.
     search: SearchLimits = SEARCH_LIMITS
 

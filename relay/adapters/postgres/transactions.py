@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from copy import copy
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
@@ -91,7 +90,8 @@ class HandlerTransactions:
 
     ``limit``: how long a transaction may idle and a statement may take. If a worker pauses in a handler, its locks
     end after this time. ``budget``: the connections of the process; by default a budget of its own.
-    ``pooler``: whether the address leads to a pooler in transaction mode.
+    ``pooler``: whether the address leads to a pooler in transaction mode. ``connections``: of others for the same
+    kind of functions, to share them.
     """
 
     def __init__(
@@ -102,18 +102,18 @@ class HandlerTransactions:
         application_name: str,
         budget: Budget | None = None,
         pooler: bool = False,
+        connections: FunctionConnections | None = None,
     ) -> None:
         self._url = url
         self._limit = limit
         usual = POOLED if pooler else CONNECTION
         self._connection = {**usual, "autocommit": False, "application_name": application_name}
-        self._connections = FunctionConnections(url, self._connection, budget or Budget())
+        self._connections = connections or FunctionConnections(url, self._connection, budget or Budget())
 
-    def limited(self, limit: timedelta) -> HandlerTransactions:
-        """Return transactions with another limit on the same connections."""
-        other = copy(self)
-        other._limit = limit  # noqa: SLF001 - of this class
-        return other
+    @property
+    def connections(self) -> FunctionConnections:
+        """The connections, which others may share."""
+        return self._connections
 
     @property
     def idle(self) -> int:
