@@ -26,6 +26,8 @@ from relay.domain.errors import InvalidEvent, InvalidPayload
 MEMBER: Final = "relay:personal"
 MARK: Final = b'"relay:personal"'
 VERSION: Final = 1
+#: The context of a value in a task: that of the database it is in.
+HERE: Final = "-"
 #: How many bytes a nonce and a tag take.
 OVERHEAD_BYTES: Final = 28
 #: What stands for an encrypted value where people read.
