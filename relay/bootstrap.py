@@ -311,11 +311,7 @@ class Application:
     @cached_property
     def personal(self) -> OpenPersonal | None:
         """What reads personal values; None without a master key."""
-        if (masters := self.settings.personal.value()) is None:
-            return None
-        from relay.adapters import aes_gcm  # noqa: PLC0415 - an extra
-
-        return OpenPersonal(masters, self.subject_keys, aes_gcm.unwrap, aes_gcm.decrypting)
+        return reading_personal(self.settings, self.subject_keys)
 
     def subject_keys(self, context: str) -> SubjectKeys:
         """The keys of persons of a context: in its database if that is ours, else over NATS."""
@@ -458,6 +454,15 @@ def alert_sender(context: ContextSettings, alerts: PostgresAlerts, facts: FactSi
         classes=settings.classes,
         subscriptions=settings.subscriptions,
     )
+
+
+def reading_personal(settings: Settings, keys: Callable[[str], SubjectKeys]) -> OpenPersonal | None:
+    """What reads personal values; None without a master key. ``keys``: of a context."""
+    if (masters := settings.personal.value()) is None:
+        return None
+    from relay.adapters import aes_gcm  # noqa: PLC0415 - an extra
+
+    return OpenPersonal(masters, keys, aes_gcm.unwrap, aes_gcm.decrypting)
 
 
 def cold_store(archive: ArchiveSettings) -> ColdStore | None:

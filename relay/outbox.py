@@ -26,7 +26,7 @@ from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, then, write
 from relay.bus import RequestContext
 from relay.bus.context import created
 from relay.domain.actor import ACTOR_ID, ACTOR_KIND, Actor
-from relay.domain.errors import ConfigurationError, InvalidHeader, InvalidKey, InvalidTimestamp, UnknownContext
+from relay.domain.errors import InvalidHeader, InvalidKey, InvalidTimestamp, UnknownContext
 from relay.domain.identity import Id, Identity, identified
 from relay.domain.large import REFERENCE_BYTES, check_large
 from relay.domain.limits import (
@@ -47,10 +47,10 @@ from relay.domain.traceparent import TRACEPARENT, Trace, find
 from relay.events import AGGREGATE, Event, as_event, plain
 from relay.settings import (
     declared_contexts,
-    declared_masters,
     declared_payload_limit,
     declared_personal,
     declared_topics,
+    needed_masters,
 )
 
 _SMALL_NUMBER = re.compile(r"[0-9]e-([0-9]{2,3})(?![0-9])")
@@ -223,14 +223,8 @@ class Outbox:
         if not places(content, fields) or capture() is not None:  # a test that takes rows wants to read them
             return None
         subject = fields.subject_of(content)
-        self._masters = masters = self._masters or declared_masters()
-        if masters is None:
-            raise ConfigurationError(
-                "no master key wraps the keys of personal fields",
-                field="personal",
-                hint="declare [personal] with master and masters in relay.toml: docs/how-to/personal-data.md",
-            )
-        return Personal(self.context, subject, fields, masters)
+        self._masters = self._masters or needed_masters()
+        return Personal(self.context, subject, fields, self._masters)
 
     def _check_size(self, row: OutboxEvent) -> None:
         if row.personal is not None:

@@ -16,14 +16,15 @@ from relay.adapters.postgres.alerts import PostgresAlerts
 from relay.adapters.postgres.budget import Budgets
 from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.pool import Pool
+from relay.adapters.postgres.subject_keys import PostgresSubjectKeys
 from relay.adapters.postgres.tasks import PostgresTasks
 from relay.adapters.postgres.transactions import HandlerTransactions
-from relay.bootstrap import Facts, alert_sender
+from relay.bootstrap import Facts, alert_sender, reading_personal
 from relay.concurrency import LOOP_ENDED, end
 from relay.domain.errors import ConfigurationError, RelayError
 from relay.execution.runners import Completions, RunOnLoop
 from relay.monitoring import tasks_metrics
-from relay.settings import ContextSettings, Settings, load_settings
+from relay.settings import Settings, load_settings
 from relay.telemetry.logs import LogFacts, configure
 from relay.tracing import fleet_tracing
 from tasks.registry import registry
@@ -90,7 +91,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
             await tracing.start()
             stack.push_async_callback(tracing.stop)
         budgets = Budgets(settings.max_connections)
-        started = [await _start(it, budgets, facts, options, stack) for it in settings.contexts.values()]
+        started = [await _start(settings, it, budgets, facts, options, stack) for it in settings.contexts]
         loops = [asyncio.create_task(worker.run(run)) for worker, run in started]
         for worker, _ in started:
             telling = asyncio.create_task(worker.tell())
@@ -110,8 +111,14 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _start(
-    context: ContextSettings, budgets: Budgets, facts: Facts, options: argparse.Namespace, stack: AsyncExitStack
+    settings: Settings,
+    named: str,
+    budgets: Budgets,
+    facts: Facts,
+    options: argparse.Namespace,
+    stack: AsyncExitStack,
 ) -> tuple[TaskWorker, Tasks]:
+    context = settings.contexts[named]
     threads = max(1, options.threads)
     name = f"jetrelay-tasks-{context.name}"
     database, pooler = context.pooler or context.database, context.pooler is not None
@@ -138,6 +145,7 @@ async def _start(
         size=threads,
         error_text=context.error_detail == "text",
         controls=controls,
+        opens=reading_personal(settings, lambda _: PostgresSubjectKeys(pool.connection)),
     )
     completions = Completions(rows, asyncio.get_running_loop())
     stack.push_async_callback(completions.drain)

@@ -127,6 +127,7 @@ def _rows(context: str) -> TaskRows:
         size=_MAX_CALLS,
         error_text=application.context(context).settings.error_detail == "text",
         controls=application.context(context).controls,
+        opens=application.personal,
     )
 
 

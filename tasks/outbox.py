@@ -6,6 +6,7 @@ row is written at the commit; with a connection it is written at once.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, overload
@@ -13,6 +14,7 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
+from relay.adapters.postgres.captured_rows import capture
 from relay.adapters.postgres.targets import AsyncTarget, SyncTarget, write
 from relay.bus import RequestContext
 from relay.bus.context import created
@@ -20,8 +22,10 @@ from relay.domain.errors import InvalidPayload, InvalidTimestamp, PayloadTooLarg
 from relay.domain.identity import Id, identified
 from relay.domain.limits import check_schema, encode_payload
 from relay.domain.model import Lifespan
+from relay.domain.personal import HERE, Personal, PersonalFields, places
 from relay.domain.tasks import DEFAULT_PRIORITY, DEFAULT_QUEUE, BackgroundTask, InvalidTask
 from relay.domain.traceparent import TRACEPARENT, trace_id
+from relay.settings import needed_masters
 from tasks.registry import TaskRegistry, plain, registry
 
 #: The longest payload, in bytes of JSON: tasks carry ids, not documents.
@@ -73,12 +77,13 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
     ``registered=False``: the handler lives in another process. Then its name and payload cannot be checked here,
     and concurrency limits do not hold. Raises UnknownTask, InvalidPayload, PayloadTooLarge and InvalidTask.
     """
-    key = None
+    key = sealing = None
     if registered:
         handler = within.named(task)
         task, queue = handler.type, queue or handler.queue
         priority = handler.priority if priority is None else priority
         text, key = handler.encode(payload)
+        sealing = None if handler.personal is None else _encrypting(handler.personal, text)
         if expires_at is None and expires_in is None:
             expires_in = handler.expires_in
     elif isinstance(task, str):
@@ -108,7 +113,16 @@ def background_task(  # noqa: PLR0913 - each column is one keyword
         originals=originals,
         schema=check_schema(schema),
         lifespan=_lifespan(expires_at, expires_in),
+        personal=sealing,
     )
+
+
+def _encrypting(fields: PersonalFields, payload: str) -> Personal | None:
+    """What encrypts the personal values of a payload; None if it has none. Raises ConfigurationError."""
+    content = json.loads(payload)
+    if not places(content, fields) or capture() is not None:  # a test that takes rows wants to read them
+        return None
+    return Personal(HERE, fields.subject_of(content), fields, needed_masters())
 
 
 def _lifespan(expires_at: datetime | None, expires_in: timedelta | None) -> Lifespan | None:

@@ -7,10 +7,10 @@ are injected by their type: `TaskContext`, and for the transaction that complete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -19,9 +19,10 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from relay.adapters.postgres.tasks import TaskLimits
 from relay.domain.controls import LONGEST_OF_KEY
 from relay.domain.disclosure import validation
-from relay.domain.errors import InvalidHandler, InvalidPayload
+from relay.domain.errors import InvalidEvent, InvalidHandler, InvalidPayload
 from relay.domain.identity import Id
 from relay.domain.limits import check_key, encode_payload
+from relay.domain.personal import PersonalFields
 from relay.domain.retry import Backoff, RetryFunction, RetryPolicy
 from relay.domain.tasks import (
     DEFAULT_PRIORITY,
@@ -38,6 +39,8 @@ from relay.execution.signatures import Inject, Injectable, read
 from relay.settings.values import parse_duration
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+#: What becomes of a task about a person who was forgotten.
+Forgotten: TypeAlias = Literal["call", "skip", "dead"]
 #: The field of the payload that makes the key, or a function from the payload to it.
 Key = str | Callable[[Any], object]
 
@@ -72,6 +75,8 @@ class TaskHandler:
     limits: TaskLimits
     key: Key | None
     expires_in: timedelta | None = None
+    personal: PersonalFields | None = None
+    forgotten: Forgotten = "call"
 
     @property
     def adapter(self) -> TypeAdapter[Any]:
@@ -193,6 +198,9 @@ def task(  # noqa: PLR0913 - each option is one keyword
     concurrency_key: Key | None = None,
     retry: RetryFunction | None = None,
     expires_in: str | None = None,
+    subject: str | None = None,
+    personal: Sequence[str] = (),
+    forgotten: Forgotten = "call",
     into: TaskRegistry = registry,
 ) -> Callable[[Decorated], Decorated]:
     """Register a function as the handler of a type of task; it stays an ordinary function.
@@ -202,7 +210,9 @@ def task(  # noqa: PLR0913 - each option is one keyword
     workers; with ``rate_per_key``, of each key. ``concurrency``: how many may run at once, of the type or of each
     ``concurrency_key`` (a field of the payload, or a function of it). ``retry``: says instead of ``backoff``, for
     each exception, when to try again; see `RetryFunction`. ``expires_in``: so long after it is due a
-    task is stale, and is not run. Raises InvalidTask and InvalidHandler.
+    task is stale, and is not run. ``subject``, ``personal``: as of `relay.event`, these fields of the payload
+    are encrypted in the row. ``forgotten``: what becomes of a task about a person who was forgotten: call the
+    function with nulls, skip it, or dead: it fails. Raises InvalidTask and InvalidHandler.
     """
     if concurrency_key is not None and concurrency is None and not rate_per_key:
         raise InvalidTask("needs a limit", field="concurrency_key", hint="concurrency=1")
@@ -222,6 +232,8 @@ def task(  # noqa: PLR0913 - each option is one keyword
         "limits": TaskLimits(concurrency, interval, rate_per_key),
         "key": concurrency_key,
         "expires_in": None if expires_in is None else _duration(expires_in, "expires_in"),
+        "personal": _personal(subject, personal),
+        "forgotten": forgotten,
     }
 
     def register(function: Decorated) -> Decorated:
@@ -229,6 +241,17 @@ def task(  # noqa: PLR0913 - each option is one keyword
         return function
 
     return register
+
+
+def _personal(subject: str | None, fields: Sequence[str]) -> PersonalFields | None:
+    if subject is None and not fields:
+        return None
+    if subject is None or not fields or isinstance(fields, str):
+        raise InvalidTask("needs subject and a list of fields", field="personal", hint='personal=["email"]')
+    try:
+        return PersonalFields(subject, tuple(fields))
+    except InvalidEvent as error:
+        raise InvalidTask(error.message, field=error.field) from None
 
 
 def _interval(rate: str) -> timedelta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,10 @@ from relay.adapters.postgres.tasks import (
 )
 from relay.adapters.postgres.transactions import HandlerTransactions, Settlement
 from relay.bus import RequestContext
+from relay.commands.open_personal import OpenPersonal
 from relay.domain.controls import UNCONTROLLED, Limit, What, put_off
 from relay.domain.disclosure import validation
-from relay.domain.errors import Outage
+from relay.domain.errors import MasterKeyMissing, Outage, PersonalDamaged, SubjectForgotten, UnknownKey
 from relay.domain.facts import (
     FactSink,
     TaskAnswered,
@@ -41,6 +43,7 @@ from relay.domain.facts import (
 )
 from relay.domain.identity import CAUSATION_ID, CORRELATION_ID, NO_ORIGINALS, shown
 from relay.domain.model import HandlerResult, Verdict
+from relay.domain.personal import MARK
 from relay.domain.policies import (
     EXPIRED,
     Ack,
@@ -79,6 +82,16 @@ LEASE: Final = timedelta(seconds=8)
 Wake = Callable[[Sequence[TaskRef]], Awaitable[None]]
 
 
+class _Sealed(NamedTuple):
+    """A payload with encrypted values, in the place of a function's argument."""
+
+    payload: str
+
+
+#: What a task comes to whose person was forgotten, if its function is not called.
+_FORGOTTEN: Final = {"skip": Verdict.PROCESSED, "dead": Verdict.REFUSED}
+
+
 class TaskKey(NamedTuple):
     """What a job says about its task."""
 
@@ -93,7 +106,7 @@ class TaskRows:
     ``size``: how many of a queue run at once on the event loop. ``error_text``: whether to keep the full text of
     exceptions, which may show payload. ``lease``: a claim outlives a dead worker by at most this time; a live
     worker renews it during a call. ``correction_limit``: how long a correction may take. ``controls``: what
-    operators have paused and limited. ``tallies``: count for the history.
+    operators have paused and limited. ``tallies``: count for the history. ``opens``: what reads personal values.
     """
 
     context: str
@@ -108,6 +121,7 @@ class TaskRows:
     correction_limit: timedelta = TIME_LIMIT
     controls: KnownControls | None = None
     tallies: ByName = field(default_factory=ByName)
+    opens: OpenPersonal | None = None
     _calls: dict[str, Calls] = field(init=False, default_factory=dict)
     _corrections: Calls = field(init=False, default_factory=lambda: Calls(_MAX_CORRECTIONS))
 
@@ -165,11 +179,11 @@ class TaskRows:
             return Decided(TooLate(EXPIRED, DeadLetterClass.DETERMINISTIC))
         if claim.attempts > handler.policy.max_attempts:
             return Decided(unanswered(claim.attempts - 1))
+        sealed = handler.personal is not None and MARK.decode() in claim.payload
         try:
-            argument = handler.adapter.validate_json(claim.payload)
+            argument = _Sealed(claim.payload) if sealed else handler.adapter.validate_json(claim.payload)
         except ValidationError as error:
-            reason = f"does not fit its handler: {validation(error, 'payload')}"
-            return Decided(DeadLetter(reason, DeadLetterClass.DETERMINISTIC))
+            return Decided(DeadLetter(_misfit(error), DeadLetterClass.DETERMINISTIC))
         token, attempt, span = claim.token, claim.attempts, _span(claim)
         return prepared(
             claim, handler, argument, self.transactions, token=token, attempt=attempt, traceparent=span
@@ -179,8 +193,35 @@ class TaskRows:
         """Call the function, within its time limit."""
         handler = self.registry.find(call.injected[Inject.CONTEXT].task_type)
         assert handler is not None
+        if isinstance(call.argument, _Sealed):
+            opened = await self._opened(call, call.argument.payload, handler)
+            if isinstance(opened, HandlerResult):
+                return opened
+            call = opened
         calls = self._calls.setdefault(handler.queue, Calls(self.size))
         return await answered(calls.run(call), handler.time_limit.total_seconds(), call)
+
+    async def _opened(
+        self, call: PreparedCall, payload: str, handler: TaskHandler
+    ) -> PreparedCall | HandlerResult:
+        """The call with plain values, or the answer if the function is not called.
+
+        Keys that cannot be had now are an outage: the task waits, and spends no attempt.
+        """
+        try:
+            if self.opens is None:
+                raise MasterKeyMissing("this process has no master keys, and the task has personal values")
+            content, forgotten = await self.opens.open(json.loads(payload), self.context)
+            if forgotten and handler.forgotten != "call":
+                reason = f"{SubjectForgotten.code}: it is about a person who was forgotten"
+                return HandlerResult(_FORGOTTEN[handler.forgotten], reason)
+            return replace(call, argument=handler.adapter.validate_json(json.dumps(content)))
+        except Outage as error:
+            return HandlerResult(Verdict.TRANSIENT, str(error), counts=False)
+        except (UnknownKey, PersonalDamaged) as error:
+            return HandlerResult(Verdict.POISON, str(error))
+        except ValidationError as error:
+            return HandlerResult(Verdict.POISON, _misfit(error))
 
     def decide(self, result: HandlerResult, claim: ClaimedTask, seconds: float) -> Disposition:
         """Report the answer, and apply the type's policy to it."""
@@ -373,6 +414,12 @@ def _traced(claim: ClaimedTask, handler: TaskHandler, result: HandlerResult) -> 
     return Traced(received, span, claim.id, claim.correlation_id, handler.queue, claim.attempts, verdict)
 
 
+def _misfit(error: ValidationError) -> str:
+    return f"does not fit its handler: {validation(error, 'payload')}"
+
+
 def in_thread(handler: TaskHandler | None) -> bool:
     """Return whether tasks of a type run in the thread that took them."""
-    return handler is not None and not handler.limits and not handler.function.signature.is_async
+    if handler is None or handler.limits or handler.personal is not None:
+        return False
+    return not handler.function.signature.is_async

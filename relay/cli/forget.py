@@ -1,4 +1,4 @@
-"""`relay forget`: destroys the keys of a person, so that nobody can read what is stored about this person."""
+"""`relay forget`: destroys the keys of a person, or redacts values that were never declared personal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.adapters.postgres.subject_keys import DestroyedKey, PostgresSubjectKeys
-from relay.cli.options import ACTING, ContextOption, asking, confirm, operator, print_json, with_options
+from relay.cli import redaction
+from relay.cli.options import ACTING, ContextOption, Options, asking, confirm, operator, print_json, with_options
 from relay.domain.errors import InvalidRequest, of_context
 from relay.domain.operators import Operator
 from relay.domain.personal import MAX_SUBJECT_BYTES
@@ -22,10 +23,20 @@ from relay.settings import ContextSettings, load_settings
 _PATIENCE_S: Final = 60.0
 
 
-@with_options({name: ACTING[name] for name in ("note", "actor", "yes")})
+_DRY_RUN: Final[Options] = {
+    "dry_run": (
+        Annotated[bool, typer.Option("--dry-run", help="With --scan: count by place, and change nothing.")],
+        False,
+    )
+}
+
+
+@with_options({**redaction.OPTIONS, **_DRY_RUN, **{name: ACTING[name] for name in ("note", "actor", "yes")}})
 def forget(
     *,
-    subject: Annotated[str, typer.Argument(help="The person, as in the field that `subject` of an event names.")],
+    subject: Annotated[
+        str | None, typer.Argument(help="The person, as in the field that `subject` of an event names.")
+    ] = None,
     context: ContextOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
     options: dict[str, Any],
@@ -34,21 +45,28 @@ def forget(
 
     What is stored stays, and nobody can read these values any more; processes forget a key within a minute. Prints
     a certificate; again prints the same. Status 1 if a context did not answer: then run it again.
+
+    With --scan: look for values in all tables, streams and archives, show how many there are, and redact them for
+    ever. Messages that have them are erased from the streams. Status 1 if some are left: then run it again.
     """
+    if (found := redaction.wanted(options, subject)) is not None:
+        redaction.forget(found, context, options, as_json=as_json)
+        return
+    assert subject is not None
     if not subject.strip() or len(subject.encode()) > MAX_SUBJECT_BYTES:
         raise InvalidRequest(f"must be 1 to {MAX_SUBJECT_BYTES} bytes", field="subject")
     contexts: Mapping[str, ContextSettings] = load_settings().contexts
     if context is not None:
         contexts = {context: of_context(contexts, context)}
     confirm(f"Destroy the keys of {subject!r} for ever?", 2, yes=options["yes"])
-    found = asyncio.run(_forget(contexts, subject, operator(options["actor"], options["note"])))
+    done = asyncio.run(_forget(contexts, subject, operator(options["actor"], options["note"])))
     if as_json:
-        print_json(_certificate(subject, found))
+        print_json(_certificate(subject, done))
     else:
-        _print(subject, found)
-    for name, error in found.unread.items():
+        _print(subject, done)
+    for name, error in done.unread.items():
         print(f"could not reach {name}: {error}", file=sys.stderr)
-    if found.unread:
+    if done.unread:
         raise typer.Exit(1)
 
 

@@ -6,9 +6,9 @@ import gzip
 import hashlib
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import IO, Final, cast
 from uuid import UUID
@@ -20,6 +20,8 @@ from relay.ports import ColdStore
 #: The level of gzip. Level 9 takes twice as long, for files that are only a thirtieth smaller.
 _LEVEL: Final = 4
 _UUID_CHARS: Final = 36
+#: How many lines are in memory while a batch is written anew.
+_PAGE_ROWS: Final = 20
 _FIRST: Final = {kind: f'{{"{kind.key}":"'.encode() for kind in ArchiveKind}
 
 
@@ -122,6 +124,29 @@ def lines(file: IO[bytes], manifest: Manifest) -> Iterator[bytes]:
     with gzip.open(file, "rb") as found:
         for line in found:
             yield line.removesuffix(b"\n")
+
+
+def rewrite(
+    file: IO[bytes], manifest: Manifest, into: IO[bytes], change: Callable[[str], str]
+) -> tuple[Manifest, int]:
+    """Write a batch anew, each line as ``change`` returns it. Returns what it is then, and how many lines changed.
+
+    Raises ArchiveDamaged if it is not what its manifest says. Blocks.
+    """
+    draft, count = BatchFile(into), 0
+    page: list[ArchivedRow] = []
+    for line in lines(file, manifest):
+        old = line.decode()
+        new = change(old)
+        count += new != old
+        page.append(ArchivedRow(_id(line, manifest.kind), manifest.last_at, new))
+        if len(page) == _PAGE_ROWS:
+            draft.write(page)
+            page = []
+    if page:
+        draft.write(page)
+    made = draft.finish(manifest.context, manifest.kind, manifest.number)
+    return replace(made, first_at=manifest.first_at), count
 
 
 async def fetch(store: ColdStore, name: str, into: IO[bytes], size: int) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import IO, Any
 
 from relay.commands import batchfile
 from relay.domain.archive import ArchiveDamaged, ArchiveKind, Manifest, RowFilter, SubjectOf
@@ -118,15 +118,27 @@ class ColdRows:
         for done, manifest in enumerate(batches):
             progress(done, len(batches))
             with batchfile.spool() as file:
-                if not await batchfile.fetch(self._store, manifest.file, file, manifest.size):
-                    if manifest not in await self._tables.batches():
-                        continue  # a run has deleted it meanwhile
-                    raise ArchiveDamaged(f"{manifest.file} is missing", hint="relay archive verify")
-                found = batchfile.lines(file, manifest)
+                batch = await self._fetch(manifest, file)
+                if batch is None:
+                    continue  # a run has deleted it meanwhile
+                found = batchfile.lines(file, batch)
                 lines = await asyncio.to_thread(self._select, found, kind, chosen, fits)
             if lines:
-                yield manifest, lines
+                yield batch, lines
         progress(len(batches), len(batches))
+
+    async def _fetch(self, manifest: Manifest, file: IO[bytes]) -> Manifest | None:
+        """Fetch a batch, under another name if it was written anew meanwhile; None if it was deleted."""
+        for wanted in (manifest, await self._now(manifest)):
+            if wanted is None or await batchfile.fetch(self._store, wanted.file, file, wanted.size):
+                return wanted
+        raise ArchiveDamaged(f"{manifest.file} is missing", hint="relay archive verify")
+
+    async def _now(self, manifest: Manifest) -> Manifest | None:
+        same = (
+            it for it in await self._tables.batches() if (it.kind, it.number) == (manifest.kind, manifest.number)
+        )
+        return next(same, None)
 
     def _select(self, lines: Iterator[bytes], kind: ArchiveKind, chosen: RowFilter, fits: Fits) -> list[str]:
         rows = ((line, read_json(line)) for line in lines)

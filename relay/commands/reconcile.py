@@ -148,6 +148,9 @@ class PublishLedger(Protocol):
     async def reused(self, stream: str, state: AuditedStream, limit: int) -> tuple[int, int] | None:
         """The first and last sequence that two events share, among the ``limit`` highest; None if none do."""
 
+    async def erased(self, stream: str, entries: Sequence[LedgerEntry]) -> set[UUID]:
+        """Those events that somebody has erased from the stream on purpose."""
+
     async def republish(self, stream: str, state: AuditedStream, lost: Sequence[LedgerEntry]) -> Losses:
         """Mark events unpublished, unless their entry has changed meanwhile; return the marked events."""
 
@@ -265,6 +268,8 @@ class ReconcileStream:
         missing = [entry for entry in entries if held.get(entry.seq) != entry.id]
         if not missing:
             return []
+        if erased := await self._ledger.erased(stream, missing):
+            missing = [entry for entry in missing if entry.id not in erased]
         # A message that expired while we read is not lost.
         state = await self._auditor.state(stream)
         return [entry for entry in missing if state is not None and entry.seq >= state.first_seq]

@@ -26,6 +26,8 @@ from relay.domain.errors import InvalidEvent, InvalidPayload
 MEMBER: Final = "relay:personal"
 MARK: Final = b'"relay:personal"'
 VERSION: Final = 1
+#: The context of a value in a task: that of the database it is in.
+HERE: Final = "-"
 #: How many bytes a key has, and how many a nonce and a tag take.
 KEY_BYTES: Final = 32
 OVERHEAD_BYTES: Final = 28

@@ -14,6 +14,7 @@ from relay.domain.errors import NotReopenable, NotRetryable, RelayError
 from relay.domain.identity import Originals
 from relay.domain.model import Lifespan
 from relay.domain.operators import stale
+from relay.domain.personal import Personal
 
 DEFAULT_QUEUE: Final = "default"
 #: 0 goes first, 100 last.
@@ -81,7 +82,8 @@ class BackgroundTask:
     ``payload``: JSON text. ``available_at`` or ``delay``: the task does not start before. A delay counts from the
     moment the row is written, by the database's clock. ``concurrency_key``: tasks of one key share a limit of how
     many run at the same time. ``schema``: where its table is; None follows the search_path. ``originals``: the
-    texts of ids that are no UUIDs. ``lifespan``: until when it is worth running. Raises InvalidTask.
+    texts of ids that are no UUIDs. ``lifespan``: until when it is worth running. ``personal``: what encrypts
+    parts of the payload when the row is written. Raises InvalidTask.
     """
 
     id: UUID
@@ -98,6 +100,7 @@ class BackgroundTask:
     originals: Originals = field(default_factory=dict)
     schema: str | None = None
     lifespan: Lifespan | None = None
+    personal: Personal | None = None
 
     def __post_init__(self) -> None:
         check_type(self.type)

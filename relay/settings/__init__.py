@@ -20,7 +20,7 @@ from relay.settings.credentials import HttpSettings, TlsSettings
 from relay.settings.model import ContextSettings, Settings, SubscriptionSettings, tables
 from relay.settings.ops import OpsSettings
 from relay.settings.payloads import declared_payload_limit
-from relay.settings.personal import declared_masters, declared_personal
+from relay.settings.personal import declared_masters, declared_personal, needed_masters
 from relay.settings.problems import KeyPath, SettingProblem, from_pydantic, refuse
 from relay.settings.rules import check
 from relay.settings.section import Section
@@ -62,6 +62,7 @@ __all__ = [
     "find_file",
     "load_settings",
     "names_server",
+    "needed_masters",
     "unusable",
     "without_handler",
 ]

@@ -122,6 +122,17 @@ def declared_masters(environ: Mapping[str, str] | None = None) -> Masters | None
     return None if declared is None else _masters(*declared)
 
 
+def needed_masters() -> Masters:
+    """The master keys of the configuration in sight. Raises ConfigurationError, also if it has none."""
+    if (masters := declared_masters()) is None:
+        raise ConfigurationError(
+            "no master key wraps the keys of personal fields",
+            field="personal",
+            hint="declare [personal] with master and masters in relay.toml: docs/how-to/personal-data.md",
+        )
+    return masters
+
+
 @lru_cache(maxsize=8)
 def _masters(path: Path | None, _changed: int, variables: frozenset[tuple[str, str]]) -> Masters | None:
     declared = read_declared(path, variables).get("personal")

@@ -160,6 +160,7 @@ def test_there_are_no_other_tables(conn: Connection) -> None:
         "controls",
         "corrections",
         "dead_letters",
+        "erased_messages",
         "handler_circuits",
         "history",
         "history_tallies",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import pytest
 from relay.adapters import aes_gcm
 from relay.commands.open_personal import KEPT_S, OpenPersonal
 from relay.domain.errors import DatabaseUnreachable, MasterKeyMissing, UnknownKey
-from relay.domain.personal import Masters, PersonalFields, encrypt, places
+from relay.domain.personal import HERE, Masters, PersonalFields, encrypt, places
 from relay.ports.subject_keys import WrappedKey
 from tests.clock import Clock
 
@@ -129,3 +130,57 @@ async def test_no_key_is_in_the_text_of_the_object() -> None:
     await values.open(keys.encrypted(id, PLAIN))
     assert str(keys.plain[id])[2:-1] not in repr(values)
     assert "\\x00" not in repr(values)
+
+
+async def test_those_who_ask_at_once_ask_together() -> None:
+    keys = Keys()
+    ids = [keys.make() for _ in range(20)]
+    opens = opening(keys)
+    found = await asyncio.gather(*(opens.open(keys.encrypted(id, PLAIN)) for id in ids))
+    assert [it.payload for it in found] == [PLAIN] * 20
+    assert keys.asked == [sorted(ids)]
+
+
+async def test_a_question_that_fails_fails_for_all_who_asked_and_not_for_the_next() -> None:
+    keys = Keys(away=True)
+    ids = [keys.make() for _ in range(3)]
+    opens = opening(keys)
+    found = await asyncio.gather(*(opens.open(keys.encrypted(id, PLAIN)) for id in ids), return_exceptions=True)
+    assert [type(it) for it in found] == [DatabaseUnreachable] * 3
+    keys.away = False
+    assert (await opens.open(keys.encrypted(ids[0], PLAIN))).payload == PLAIN
+
+
+async def test_an_unknown_key_is_nobody_elses_trouble() -> None:
+    keys = Keys()
+    known, lost = keys.make(), keys.make()
+    payloads = [keys.encrypted(known, PLAIN), keys.encrypted(lost, PLAIN)]
+    del keys.rows[lost]
+    opens = opening(keys)
+    one, other = await asyncio.gather(*map(opens.open, payloads), return_exceptions=True)
+    assert one == (PLAIN, False)
+    assert isinstance(other, UnknownKey)
+
+
+async def test_who_gives_up_takes_nobody_along() -> None:
+    keys = Keys()
+    ids = [keys.make(), keys.make()]
+    opens = opening(keys)
+    first, second = (asyncio.ensure_future(opens.open(keys.encrypted(id, PLAIN))) for id in ids)
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).payload == PLAIN
+
+
+async def test_a_value_of_a_task_has_its_key_where_the_task_is() -> None:
+    keys, content, asked = Keys(), copy.deepcopy(PLAIN), list[str]()
+    id = keys.make()
+    encrypt(places(content, FIELDS), HERE, id, aes_gcm.encrypting(keys.plain[id]))
+
+    def of(context: str) -> Keys:
+        asked.append(context)
+        return keys
+
+    opens = OpenPersonal(MASTERS, of, aes_gcm.unwrap, aes_gcm.decrypting)
+    assert (await opens.open(content, "sea")).payload == PLAIN
+    assert asked == ["sea"]

@@ -78,6 +78,11 @@ class NatsStreamAuditor:
         async with self._connection.asking(f"cannot read stream {stream}") as client:
             return await self._scan(client, stream, first, last, _held, filter_subject)
 
+    async def made(self, stream: str, first: int, last: int, make: Callable[[Held], Item]) -> Sequence[Item]:
+        """What ``make`` returns of each message of a range. So not all bodies are in memory."""
+        async with self._connection.asking(f"cannot read stream {stream}") as client:
+            return await self._scan(client, stream, first, last, lambda *it: make(_held(*it)))
+
     async def messages(self, stream: str, seqs: Sequence[int]) -> Sequence[Held]:
         """See the port `MessageReader`. Reads ranges, without what is far between them."""
         wanted, found = set(seqs), []

@@ -96,6 +96,32 @@ class PostgresArchive:
             key = {"kind": manifest.kind, "number": manifest.number}
             await conn.execute(statement("archive/mark_announced"), key)
 
+    async def unannounce(self, manifest: Manifest) -> bool:
+        """See `relay.commands.rewrite_archive`."""
+        key = {"kind": manifest.kind, "number": manifest.number, "sha256": manifest.sha256}
+        async with self._source() as conn:
+            changed = await conn.execute(statement("archive/unannounce"), key)
+        return bool(changed.rowcount)
+
+    async def rewrite(self, old: Manifest, new: Manifest, by: Operator) -> bool:
+        """See `relay.commands.rewrite_archive`."""
+        terms = {
+            "kind": old.kind,
+            "number": old.number,
+            "former": old.sha256,
+            "sha256": new.sha256,
+            "size": new.size,
+        }
+        async with self._source() as conn, conn.transaction():
+            changed = await conn.execute(statement("archive/rewrite"), terms)
+            if changed.rowcount:
+                await audit(conn, "archive.redact", [old.file, new.file], by)
+        return bool(changed.rowcount)
+
+    async def rewritten(self) -> Sequence[str]:
+        """See `relay.commands.rewrite_archive`."""
+        return [name for (name,) in await self._all("archive/rewritten")]
+
     async def expired(self, keep: timedelta) -> Sequence[Manifest]:
         return await self._manifests("archive/expired", keep=keep)
 

@@ -1,4 +1,4 @@
-"""Encrypts the personal values of events just before their rows are written, in the caller's transaction.
+"""Encrypts personal values of events and tasks just before their rows are written, in the caller's transaction.
 
 The key of a person is read, or made, by the same connection: a new key commits with the first event that needs it.
 No key is kept between two calls, so an event of a person who was forgotten never uses the destroyed key.
@@ -18,7 +18,6 @@ from relay.adapters.postgres.enqueue import Row, in_schema
 from relay.adapters.postgres.row_texts import RowText
 from relay.domain.errors import WriteConflict
 from relay.domain.limits import encode_payload
-from relay.domain.model import OutboxEvent
 from relay.domain.personal import Masters, encrypt, places
 
 _Question: TypeAlias = tuple[str, dict[str, RowText]]
@@ -28,7 +27,7 @@ _Key: TypeAlias = tuple[UUID, bytes]
 
 def any_personal(rows: Iterable[Row]) -> bool:
     """Whether rows have values to encrypt. Most have none."""
-    return any(isinstance(row, OutboxEvent) and row.personal is not None for row in rows)
+    return any(row.personal is not None for row in rows)
 
 
 def encrypted(rows: Sequence[Row], ask: Callable[[str, dict[str, RowText]], _Answer]) -> Sequence[Row]:
@@ -68,7 +67,7 @@ def _steps(rows: Sequence[Row]) -> Generator[_Question, _Answer, Sequence[Row]]:
     """Ask for the keys, schema by schema, and return the rows with encrypted payloads."""
     wanted: dict[str | None, dict[str, Masters]] = {}
     for row in rows:
-        if isinstance(row, OutboxEvent) and row.personal is not None:
+        if row.personal is not None:
             wanted.setdefault(row.schema, {})[row.personal.subject] = row.personal.masters
     keys: dict[tuple[str | None, str], _Key] = {}
     for schema in sorted(wanted, key=str):
@@ -127,7 +126,7 @@ def _insert(schema: str | None, new: dict[str, tuple[_Key, str, bytes]]) -> _Que
 
 
 def _encrypted(row: Row, keys: dict[tuple[str | None, str], _Key]) -> Row:
-    if not isinstance(row, OutboxEvent) or row.personal is None:
+    if row.personal is None:
         return row
     from relay.adapters import aes_gcm  # noqa: PLC0415 - see above
 

@@ -65,6 +65,7 @@ TABLES: Final[Mapping[str, Rights]] = {
     "scheduled_jobs": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "scheduled_runs": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "subject_keys": Rights("SELECT, INSERT, UPDATE", "SELECT, INSERT (id, subject, master, wrapped)"),
+    "erased_messages": Rights("SELECT, INSERT, UPDATE"),
     "archive_batches": Rights("SELECT, INSERT, UPDATE"),
     "archived_messages": Rights("SELECT, INSERT, UPDATE, DELETE"),
     "archived_events": Rights("SELECT, INSERT, UPDATE"),

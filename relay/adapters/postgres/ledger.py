@@ -60,6 +60,10 @@ class PostgresLedger:
         )
         return None if first is None else (first, last)
 
+    async def erased(self, stream: str, entries: Sequence[LedgerEntry]) -> set[UUID]:
+        places = {"ids": [entry.id for entry in entries], "seqs": [entry.seq for entry in entries]}
+        return {id for (id,) in await self._all("outbox/erased", stream=stream, **places)}
+
     async def republish(self, stream: str, state: AuditedStream, lost: Sequence[LedgerEntry]) -> Losses:
         [(count, ids)] = await self._all(
             "outbox/republish",

@@ -7,7 +7,7 @@ from alembic import op
 from relay.adapters.postgres.migrations.steps import PIN_SCHEMA, do_beforehand, of_file
 
 revision = "0137_delayed_of_a_key"
-down_revision = "0127_subject_keys"
+down_revision = "0135_erased_messages"
 branch_labels = None
 depends_on = None
 

@@ -20,6 +20,8 @@ WITH lost AS (
       AND published_seq > %(last_seq)s
       AND published_at < %(before)s
       AND coalesce(expires_at > clock_timestamp(), true)
+      AND NOT EXISTS (
+          SELECT FROM erased_messages AS m WHERE (m.stream, m.stream_seq, m.event_id) = (%(stream)s, published_seq, id))
       AND (%(max_age)s::interval IS NULL OR published_at > clock_timestamp() - %(max_age)s::interval)
     RETURNING id, originals, seq
 )
