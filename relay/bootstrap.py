@@ -38,18 +38,20 @@ from relay.adapters.postgres.orphans import PostgresOrphans
 from relay.adapters.postgres.outbox import LARGEST, PostgresOutboxAdapter
 from relay.adapters.postgres.pool import Pool
 from relay.adapters.postgres.schedule import PostgresSchedule
+from relay.adapters.postgres.sequences import sequences_behind
 from relay.adapters.postgres.subject_keys import PostgresSubjectKeys
 from relay.adapters.postgres.wakeup import Wakeup
 from relay.commands.adopt import DecideOrphans
 from relay.commands.alerts import SendAlerts
 from relay.commands.archive import ArchiveRows
+from relay.commands.balance import CheckBalance
 from relay.commands.deadletter import RouteToDeadLetter
 from relay.commands.incidents import RecordIncidents
 from relay.commands.lag import ReadLag
 from relay.commands.open_personal import OpenPersonal
 from relay.commands.orphans import FindOrphans
 from relay.commands.publish import PublishConfig, PublishOutboxEvents
-from relay.commands.reconcile import FindMissing, ReconcileStream
+from relay.commands.reconcile import HORIZON, FindMissing, ReconcileStream
 from relay.concurrency import FairSlots
 from relay.credentials import http_access, nats_options, redis_options
 from relay.domain.errors import UnknownContext, of_context
@@ -232,8 +234,8 @@ class Application:
         tables = partial(parts.backlogs.lag, names, dead_head_blocks=blocks)
         return ReadLag(context, tables, {name: self.consumer(context, name) for name in names})
 
-    def find_missing(self, context: str, name: str) -> FindMissing:
-        """The comparison of a subscription's stream with its inbox."""
+    def find_missing(self, context: str, name: str, horizon: timedelta | None = HORIZON) -> FindMissing:
+        """The comparison of a subscription's stream with its inbox. ``horizon``: None for messages of any age."""
         spec = self.subscription(context, name).consumer_spec()
         return FindMissing(
             context,
@@ -244,6 +246,20 @@ class Application:
             auditor=NatsStreamAuditor(self.nats),
             inbox=PostgresLedger(self.context(context).pool),
             others=[it for it in self.context(context).settings.subscriptions if it != name],
+            horizon=horizon,
+        )
+
+    def balance(self, context: str) -> CheckBalance:
+        """The comparison of all that a context has sent and received. Raises UnknownContext."""
+        parts = self.context(context)
+        return CheckBalance(
+            context=context,
+            declared=[stream.name for stream in parts.settings.event_streams],
+            reconcile=parts.reconcile,
+            orphans=self.orphans(context),
+            inboxes=[self.find_missing(context, name, None) for name in parts.settings.subscriptions],
+            levels=parts.backlogs.levels,
+            behind=partial(sequences_behind, parts.pool.connection),
         )
 
     def orphans(self, context: str) -> FindOrphans:

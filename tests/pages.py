@@ -32,6 +32,8 @@ ELSEWHERE = {
     "relay db grant": "tests/integration/test_grants.py",
     "relay demo": "tests/acceptance/test_profiles.py",
     "relay dev": "tests/acceptance/test_dev.py",
+    "relay context ": "tests/acceptance/test_moving.py",
+    "pg_dump ": "tests/acceptance/test_moving.py",
     "relay reconcile --producer": "tests/integration/test_cli_reconcile.py",
     "relay handler check": "tests/integration/test_handler_check.py",
     "relay fleet --": "tests/acceptance/test_fleet_follows.py",

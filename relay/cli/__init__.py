@@ -41,7 +41,7 @@ _GROUPS: Final = (
         "controls",
         "queues",
     ),
-    *("archive", "audit", "schema", "personal"),
+    *("archive", "audit", "schema", "personal", "context"),
 )
 #: Under which heading the help has a part.
 _PANELS: Final = {
@@ -70,7 +70,7 @@ _PANELS: Final = {
         "queues",
     ),
     "Personal data": ("forget", "export", "personal"),
-    "Databases, streams, archives": ("db", "streams", "reconcile", "archive", "retention"),
+    "Databases, streams, archives": ("context", "db", "streams", "reconcile", "archive", "retention"),
 }
 _PANEL_OF: Final = {
     **dict.fromkeys((*_COMMANDS, *_GROUPS), "What is going on"),

@@ -35,7 +35,7 @@ def reconcile(
     The scheduler does this in small steps, with repair. Status 1 if something is missing and not repaired.
 
     With --producer the other way round: what the streams hold and the outbox does not know, because its database
-    was set back (docs/how-to/restore-a-producer.md).
+    was set back (docs/how-to/moving.md).
     """
     if orphans.asked(options):
         orphans.run(context, options, as_json=as_json)

@@ -73,10 +73,13 @@ class DecidedOrphans:
 
 
 class MessageReader(Protocol):
-    """Reads messages with their bodies. Raises BrokerUnreachable."""
+    """Reads messages with their bodies, and deletes them. Both methods raise BrokerUnreachable."""
 
     async def messages(self, stream: str, seqs: Sequence[int]) -> Sequence[Held]:
         """The messages at these places, in order; those that are gone are left out."""
+
+    async def delete(self, stream: str, seqs: Sequence[int]) -> None:
+        """Delete the messages at these places. One that is gone is no error."""
 
 
 class OrphanRows(Protocol):
@@ -90,6 +93,9 @@ class OrphanRows(Protocol):
 
     async def report(self, stream: str, orphans: Sequence[Stored], by: Operator) -> set[UUID]:
         """Write an event that names the orphans to the consumers, and note that. Returns those that are new."""
+
+    async def removed(self, orphans: Sequence[Stored], by: Operator) -> None:
+        """Audit that orphans were deleted from their stream."""
 
 
 class DecideOrphans:
@@ -147,6 +153,26 @@ class DecideOrphans:
             done = set(ids) if dry_run or not ids else await self._rows.report(stream, orphans, by)
             decided.done += len(done)
             decided.ids = [*decided.ids, *(id for id in ids if id in done)][:PAGE]
+        return decided
+
+    async def remove(
+        self, stream: str, by: Operator, *, dry_run: bool = False, after: int = 0, until: int | None = None
+    ) -> DecidedOrphans:
+        """Delete all orphans of a stream behind ``after`` from it, with their copies. Raises as `adopt`.
+
+        Only if all consumers of the stream are set back, too: others go on knowing what nobody else does.
+        """
+        decided, again = DecidedOrphans(self._context, stream), True
+        while again:
+            again = False  # a page names an orphan once: its copies are in the next round
+            async for orphans in self._pages(decided, after, until):
+                ids = [orphan.event_id for orphan in orphans if orphan.event_id is not None]
+                if ids and not dry_run:
+                    await self._reader.delete(stream, [orphan.seq for orphan in orphans])
+                    await self._rows.removed(orphans, by)
+                    again = True
+                decided.done += len(ids)
+                decided.ids = [*decided.ids, *ids][:PAGE]
         return decided
 
     async def _pages(

@@ -159,6 +159,10 @@ class FindOrphans:
         """The streams of the configuration, and others that events were published to."""
         return list(dict.fromkeys([*self._streams, *await self._ledger.streams()]))
 
+    async def exists(self, stream: str) -> bool:
+        """Whether NATS has the stream. Raises BrokerUnreachable."""
+        return await self._auditor.state(stream) is not None
+
     async def _ranges(self, stream: str, state: AuditedStream, page: int | None) -> Sequence[tuple[int, int]]:
         """The newest messages, those behind the last entry of the ledger, a large gap in it, what is open, a page.
 

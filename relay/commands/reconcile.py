@@ -324,13 +324,18 @@ class ReceivedMessages(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxReport:
-    """The result of comparing a subscription: the sequences of messages that its inbox does not hold."""
+    """The result of comparing a subscription: the sequences of messages that its inbox does not hold.
+
+    ``since``: when the stream stored the first of them. ``coming``: how many messages JetStream still delivers.
+    """
 
     context: str
     subscription: str
     stream: str
     checked: int
     missing: Sequence[int]
+    since: datetime | None = None
+    coming: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +344,7 @@ class FindMissing:
 
     A PostgreSQL failover may lose inbox rows that were already acknowledged. So every message up to the
     acknowledgement floor is looked up by its id. JetStream still delivers the messages above it. ``others``: the
-    other subscriptions of the context.
+    other subscriptions of the context. ``horizon``: how old the messages may be; None for any age.
     """
 
     context: str
@@ -351,7 +356,7 @@ class FindMissing:
     auditor: StreamAuditor
     inbox: ReceivedMessages
     others: Collection[str] = ()
-    horizon: timedelta = HORIZON
+    horizon: timedelta | None = HORIZON
     limits: AuditLimits = AuditLimits()
 
     async def run(self, page: int | None = None, progress: Progress = nobody) -> InboxReport:
@@ -361,14 +366,16 @@ class FindMissing:
         """
         ours = await self.consumer.state()
         state, ack_floor = await self.auditor.state(self.stream), ours.ack_floor
-        checked, missing = 0, set[int]()
+        checked, missing, since = 0, set[int](), None
         first = max(state.first_seq if state else 1, ours.first)
         size = self.limits.page
         ranges = pages(first, ack_floor, size) if page is None else windows(first, ack_floor, page, size)
         for begin, end in ranges:
             stored = await self._recent(begin, end, ours.since)
             checked += len(stored)
-            missing |= await self._absent(stored)
+            if absent := await self._absent(stored):
+                missing |= absent
+                since = min([*([since] if since else []), *(it.at for it in stored if it.seq in absent)])
             progress(end - first + 1, ack_floor - first + 1)
         return InboxReport(
             context=self.context,
@@ -376,13 +383,16 @@ class FindMissing:
             stream=self.stream,
             checked=checked,
             missing=sorted(missing),
+            since=since,
+            coming=ours.pending + ours.undelivered,
         )
 
     async def _recent(self, first: int, last: int, since: datetime | None) -> Sequence[Stored]:
         """The messages that the inbox should have: not too old, and not from before the subscription's start."""
         stored = await self.auditor.stored(self.stream, first, last, self.filter_subject)
-        oldest = datetime.now(UTC) - self.horizon
-        return [message for message in stored if message.at > oldest and (since is None or message.at >= since)]
+        oldest = None if self.horizon is None else datetime.now(UTC) - self.horizon
+        begins = max((it for it in (oldest, since) if it is not None), default=None)
+        return [message for message in stored if begins is None or message.at >= begins]
 
     async def _absent(self, stored: Sequence[Stored]) -> set[int]:
         """The messages that the inbox knows neither by their own id nor by the id of their place.

@@ -53,12 +53,15 @@ PLACES = {
     "top": f"{_CONTEXT}history",
     "audit undo": f"{_CONTEXT}audit/{{id}}/undo",
 }
+#: What is done to a whole context, seldom.
+MOVES = ("check", "restore", "close", "compare", "open", "rename", "remove")
 #: Commands that have no route, by what they are.
 ELSEWHERE = {
     "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},
     "is about this machine": {"config", "version", "schema list", "schema message-envelope"},
     "needs the rights of an administrator": {"db upgrade", "db index", "db grant", "streams ensure"},
     "is done by upkeep every half minute": {"db repair"},
+    "needs processes that are stopped": {f"context {it}" for it in MOVES},
     "publishes here and now, which the API leaves to workers": {"outbox publish"},
     "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},
     "is of all contexts at once, and for whoever may read or forget a person": {

@@ -411,6 +411,19 @@ class Gates:
         except redis.exceptions.RedisError:
             return None
 
+    async def of_context(self, context: str, *, delete: bool) -> int:
+        """Count, and ``delete``, the keys of a context that no fleet serves any more. Raises QueueUnreachable."""
+        found, parts = list[str](), (gate_key(self._namespace, "*"), routines_key(self._namespace, "*"))
+        with reaching():
+            for pattern in parts:
+                async for key in self._client.scan_iter(match=pattern, count=1_000):
+                    name = key.decode() if isinstance(key, bytes) else key
+                    if name.removeprefix(pattern[:-1]).split(":")[1:2] == [context]:
+                        found.append(name)
+            if delete and found:
+                await self._client.delete(*found)
+        return len(found)
+
     def _key(self, duty: str) -> str:
         return gate_key(self._namespace, duty)
 

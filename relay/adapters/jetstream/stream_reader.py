@@ -87,6 +87,13 @@ class NatsStreamAuditor:
                 found += [message for message in read if message.seq in wanted]
         return found
 
+    async def delete(self, stream: str, seqs: Sequence[int]) -> None:
+        """See the port `MessageReader`. Needs permission to publish to ``$JS.API.STREAM.MSG.DELETE``."""
+        async with self._connection.asking(f"cannot remove messages of stream {stream}") as client:
+            for seq in seqs:
+                with suppress(nats.js.errors.NotFoundError):
+                    await client.jetstream().delete_msg(stream, seq)
+
     async def _scan(
         self,
         client: RelayClient,

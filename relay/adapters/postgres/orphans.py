@@ -99,6 +99,10 @@ class PostgresOrphans:
                 await audit(conn, "outbox.report", [*told], by)
         return told
 
+    async def removed(self, orphans: Sequence[Stored], by: Operator) -> None:
+        async with self._source() as conn, conn.transaction():
+            await audit(conn, "outbox.remove", [orphan.event_id for orphan in orphans], by)
+
     async def _all(self, name: str, **parameters: Any) -> list[Any]:
         async with self._source() as conn:
             return await query(conn, name, **parameters)

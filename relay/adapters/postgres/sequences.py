@@ -15,3 +15,9 @@ async def mend_sequences(context: str, source: Source, facts: FactSink) -> Seque
     if names:
         facts(SequencesMended(context=context, names=names))
     return list(names)
+
+
+async def sequences_behind(source: Source) -> Sequence[str]:
+    """The names of the sequences that stand below the numbers of their tables. Raises DatabaseUnreachable."""
+    async with source() as conn:
+        return [name for name, *_ in await query(conn, "server/sequences")]

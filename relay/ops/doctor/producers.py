@@ -103,7 +103,7 @@ def unknown_events(context: str, counts: dict[str, int]) -> Iterator[Finding]:
                 f"stream {stream}",
                 f"holds at least {count} events that the outbox of {context} does not know:"
                 " its database was set back",
-                f"relay reconcile --producer --context {context}; docs/how-to/restore-a-producer.md",
+                f"relay reconcile --producer --context {context}; docs/how-to/moving.md",
             )
 
 
