@@ -16,8 +16,7 @@ from uuid import UUID
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from relay.adapters.postgres.tasks import TaskLimits
-from relay.domain.controls import LONGEST_OF_KEY
+from relay.domain.controls import LONGEST_OF_KEY, Limit
 from relay.domain.disclosure import validation
 from relay.domain.errors import InvalidEvent, InvalidHandler, InvalidPayload
 from relay.domain.identity import Id
@@ -36,7 +35,7 @@ from relay.domain.tasks import (
 from relay.execution.calls import Function
 from relay.execution.retry_rules import RetryRule
 from relay.execution.signatures import Inject, Injectable, read
-from relay.settings.values import parse_duration
+from relay.settings.values import parse_duration, parse_rate
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 #: What becomes of a task about a person who was forgotten.
@@ -72,7 +71,7 @@ class TaskHandler:
     priority: int
     policy: RetryPolicy
     time_limit: timedelta
-    limits: TaskLimits
+    limits: Limit
     key: Key | None
     expires_in: timedelta | None = None
     personal: PersonalFields | None = None
@@ -229,7 +228,7 @@ def task(  # noqa: PLR0913 - each option is one keyword
         "priority": check_priority(priority),
         "policy": RetryPolicy(max_attempts=max_retries + 1, backoff=_backoff(*backoff)),
         "time_limit": _duration(time_limit, "time_limit"),
-        "limits": TaskLimits(concurrency, interval, rate_per_key),
+        "limits": Limit(concurrency=concurrency, interval=interval, per_key=rate_per_key),
         "key": concurrency_key,
         "expires_in": None if expires_in is None else _duration(expires_in, "expires_in"),
         "personal": _personal(subject, personal),
@@ -255,10 +254,10 @@ def _personal(subject: str | None, fields: Sequence[str]) -> PersonalFields | No
 
 
 def _interval(rate: str) -> timedelta:
-    count, _, period = rate.partition("/")
-    if not count.isdecimal() or int(count) < 1:
-        raise InvalidTask(f"{rate!r} is not a rate", field="rate_limit", hint='for example "100/1m"')
-    return _duration(period, "rate_limit") / int(count)
+    try:
+        return parse_rate(rate)
+    except ValueError as error:
+        raise InvalidTask(str(error), field="rate_limit", hint='for example "100/1m"') from None
 
 
 def _backoff(first: str, longest: str) -> Backoff:

@@ -18,7 +18,6 @@ from relay.adapters.postgres.controls import KnownControls
 from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.tasks import (
     PostgresTasks,
-    TaskLimits,
     claim_command,
     fail_command,
     give_back_command,
@@ -151,15 +150,7 @@ class TaskRows:
 
     async def _start(self, id: UUID, handler: TaskHandler, limit: Limit) -> ClaimedTask | PutOff | None:
         """Claim the task; wait here if its slot of the rate limit is near. ``limit``: of an operator."""
-        own = handler.limits
-        limits = own
-        if limit:
-            limits = TaskLimits(
-                own.concurrency if limit.concurrency is None else limit.concurrency,
-                own.interval if limit.interval is None else limit.interval,
-                own.per_key if limit.interval is None else limit.per_key,
-                limit.until,
-            )
+        limits = limit.over(handler.limits)
         while True:
             started = await self.tasks.claim(id, handler.type, self.lease, limits)
             if not isinstance(started, PutOff) or started.waits_for != "turn" or started.delay > _SOON:

@@ -75,6 +75,7 @@ async def _answer(url: str, over: threading.Event, ready: threading.Event) -> in
         await client.flush()
         ready.set()
         await asyncio.get_running_loop().run_in_executor(None, over.wait)
+        await client.drain()  # what it has seen by now is answered and counted
     finally:
         await client.close()
     return given

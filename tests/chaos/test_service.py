@@ -149,7 +149,7 @@ def test_a_call_ends_when_its_caller_hangs_up(service: Client, tmp_path: Path, u
     [call] = wait_for("the call is recorded", lambda: read(tmp_path).calls)
     [begun] = read(tmp_path).begun
     assert (call.message_id, call.source, call.began) == (begun.message_id, Source.SLOW, begun.began)
-    assert 0.5 < call.ended - call.began < 4
+    assert 0.5 < call.ended - call.began < slowness_of(slow, SEED)
     assert call.answer == Answer.ERROR
     assert not effects(url)
 

@@ -137,6 +137,19 @@ async def test_the_limit_of_an_operator_goes_before_the_configured_one(sub: Subs
     assert [it.message_id for it in handler.requests][:2] == ids[:2]
 
 
+async def test_a_release_with_a_higher_rate_does_not_wait_for_slots_of_the_lower_one(sub: Subscription) -> None:
+    first, promised = [await sub.received() for _ in range(2)]
+    await configured(sub, interval=HOUR)
+    handler = Handler()
+    for id in (first, promised):
+        await handle(sub, handler, id)
+    await configured(sub, interval=timedelta(milliseconds=1))
+    new = await sub.received()
+    assert await handle(sub, handler, promised) is None
+    assert await handle(sub, handler, new) is None
+    assert [it.message_id for it in handler.requests] == [first, promised, new]
+
+
 async def test_it_keeps_its_place_in_the_window(sub: Subscription) -> None:
     ids = [await sub.received() for _ in range(2)]
     await limit(sub, interval=HOUR)

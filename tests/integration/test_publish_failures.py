@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.commands.publish import PublishOutboxEvents
 from relay.devstack import NatsServer
 from relay.domain.errors import BrokerUnreachable, NotPublishable
@@ -19,6 +20,8 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
+#: The time to wait for a PubAck by default. A claim has time for two.
+DEFAULT = timedelta(seconds=2)
 DEEP = "[" * 1_500 + "]" * 1_500
 LARGE = '{"text": "' + "x" * 1_100_000 + '"}'
 
@@ -264,6 +267,8 @@ async def test_failures_and_deaths_are_told_with_correlation_and_causation(relay
 
 async def test_a_batch_that_got_part_of_it_through_is_followed_by_another(relay: Relay) -> None:
     """However slow a link is: a job that is repeated waits longer each time."""
+    relay.ack_timeout = DEFAULT  # the time of the halves is part of it
+    relay.publisher = NatsJetStreamPublisher(relay.nats, ack_timeout=DEFAULT)
     await relay.create_stream(max_msgs=3, discard="new")
     relay.add(*[event(f"v{number}") for number in range(10)])
     left: list[int] = []

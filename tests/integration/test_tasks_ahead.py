@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from relay.adapters.postgres.tasks import PostgresTasks, TaskLimits
+from relay.adapters.postgres.tasks import PostgresTasks
+from relay.domain.controls import NO_LIMIT
 from relay.domain.facts import TaskCompleted
 from relay.domain.tasks import TaskRef
 from tasks import TaskContext
@@ -241,7 +242,7 @@ async def test_what_writes_nothing_is_completed_together_and_told_when_it_is(
 async def test_what_is_lost_or_locked_by_the_end_is_not_completed_with_the_others(tasks: Tasks) -> None:
     tasks.register(idle)
     lost, locked, ours = ids = scheduled(tasks, 3)
-    claims = [await tasks.tasks.claim(id, "mail", timedelta(seconds=30), TaskLimits()) for id in ids]
+    claims = [await tasks.tasks.claim(id, "mail", timedelta(seconds=30), NO_LIMIT) for id in ids]
     await tasks.query("UPDATE task_outbox SET claim_token = gen_random_uuid() WHERE id = %s", lost)
     with psycopg.connect(tasks.url) as other:
         other.execute("SELECT 1 FROM task_outbox WHERE id = %s FOR UPDATE", [locked])

@@ -26,6 +26,10 @@ async def turn(
         return None
     [row] = await query(conn, "tasks/lock_rate", type=rate)
     known = Rate(*row)
+    if known.free_in > interval:
+        # No slot of this rate is further away: the rate was lower before a deploy, or the clock was set back.
+        await conn.execute(statement("controls/forget_slots"), {"type": rate})
+        return None
     delay = slot(known, interval, promised=promised)
     if delay <= timedelta(0):
         return None

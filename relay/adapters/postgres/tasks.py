@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -22,7 +22,7 @@ from relay.adapters.postgres.pipeline import Command
 from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.rates import begin, turn
 from relay.adapters.postgres.sql import statement
-from relay.domain.controls import rate_of_key
+from relay.domain.controls import Limit, rate_of_key
 from relay.domain.disclosure import clean
 from relay.domain.policies import EXPIRED, DeadLetter, Retry
 from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
@@ -31,23 +31,6 @@ from relay.domain.tasks import ClaimedTask, PutOff, TaskRef
 GRACE: Final = timedelta(seconds=5)
 #: When too many tasks of a key run, another task tries again after this time, or when one of them ends.
 _FULL_WAIT: Final = timedelta(seconds=8)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskLimits:
-    """The limits of a task type. ``interval``: the shortest time between two starts, or two of a key: ``per_key``.
-
-    ``until``: when the limit of an operator ends; it holds nothing for longer.
-    """
-
-    concurrency: int | None = None
-    interval: timedelta | None = None
-    per_key: bool = False
-    until: datetime | None = None
-
-    def __bool__(self) -> bool:
-        """Whether there is any limit."""
-        return self.concurrency is not None or self.interval is not None
 
 
 class PostgresTasks:
@@ -93,7 +76,7 @@ class PostgresTasks:
     # --- running ---
 
     async def claim(
-        self, id: UUID, task_type: str, lease: timedelta, limits: TaskLimits
+        self, id: UUID, task_type: str, lease: timedelta, limits: Limit
     ) -> ClaimedTask | PutOff | None:
         """Claim a due, unclaimed, unfinished task and count the attempt; None if it is not one.
 
@@ -124,7 +107,7 @@ class PostgresTasks:
                     await begin(conn, rate, limits.interval, per_key=limits.per_key)
                 return claimed
 
-    async def _held(self, conn: Connection, key: str | None, limits: TaskLimits) -> PutOff | None:
+    async def _held(self, conn: Connection, key: str | None, limits: Limit) -> PutOff | None:
         """Return PutOff if too many tasks of ``key`` run. Holds the lock of the key until the claim commits."""
         if key is None or limits.concurrency is None:
             return None

@@ -185,7 +185,7 @@
   const views = () => {
     try {
       const kept = JSON.parse(localStorage.getItem("views"));
-      return Array.isArray(kept) ? kept.filter((it) => typeof it?.name === "string" && /^\/(?!\/)/.test(it.path)) : [];
+      return Array.isArray(kept) ? kept.filter((it) => typeof it?.name === "string" && /^\/(?![/\\])/.test(it.path)) : [];
     } catch {
       return []; // another program has written there
     }
