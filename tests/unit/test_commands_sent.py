@@ -68,7 +68,7 @@ def test_a_command_about_no_aggregate_has_no_order() -> None:
 
 
 def test_a_command_without_the_id_of_its_aggregate_is_refused() -> None:
-    outbox, session = Outbox("vibespro"), object()
+    outbox, session = Outbox("vibespro", undeclared=True), object()
     with pytest.raises(InvalidKey, match="aggregate_id"):
         outbox.add(session, declared(aggregate_id="iteration_id")(iteration_id=None))  # type: ignore[call-overload]
 

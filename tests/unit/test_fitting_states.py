@@ -21,7 +21,10 @@ def incident(status: str) -> Candidate:
 #: Of each kind, how a row of a state is judged.
 ROWS: Mapping[str, Callable[[str], Any]] = {
     "events": lambda status: EventState(
-        published=status == "published", failed=status in ("failing", "dead"), discarded=status == "discarded"
+        published=status == "published",
+        failed=status in ("failing", "dead"),
+        discarded=status == "discarded",
+        expired=status == "expired",
     ),
     "inbox": MessageState,
     "dead-letters": incident,

@@ -143,7 +143,7 @@ def test_each_attempt_has_a_span_id_that_is_known_from_its_claim() -> None:
 
 
 def created() -> str | None:
-    row = Outbox("shop")._row(Event(event_type="made", aggregate_type="cup", aggregate_id="1", payload={}))
+    row = Outbox("shop", undeclared=True)._row(Event(event_type="made", aggregate_type="cup", aggregate_id="1", payload={}))
     return row.headers.get("traceparent")
 
 
@@ -170,7 +170,7 @@ def test_an_event_outside_of_any_span_begins_a_trace(recorded: Recorded) -> None
 
 def test_a_trace_that_an_event_names_itself_stays(recorded: Recorded) -> None:
     own = {"Traceparent": header(7)}
-    row = Outbox("shop")._row(
+    row = Outbox("shop", undeclared=True)._row(
         Event(event_type="made", aggregate_type="cup", aggregate_id="1", payload={}, headers=own)
     )
     assert row.headers == own
