@@ -158,6 +158,7 @@ _RULES: Final = (
         ("dead_letters", "For audits."),
         ("audit_log", "For audits."),
         ("subject_keys", "`relay forget` destroys a key; that there was one stays."),
+        ("erased_messages", "Which messages a redaction took from a stream: nothing brings them back."),
         ("archive_batches", "The record of each batch, also of a deleted one."),
         ("inbox_replays", "One of each replay."),
     ),

@@ -95,7 +95,7 @@ class Certificate:
         return not self.left
 
 
-class _Message(NamedTuple):
+class _StreamMessage(NamedTuple):
     seq: int
     subject: str
     event_id: UUID | None
@@ -321,7 +321,7 @@ class Redactor:
         self,
         stream: str,
         owners: Mapping[str, PostgresRedaction],
-        found: Sequence[_Message],
+        found: Sequence[_StreamMessage],
         consumers: Sequence[StreamConsumer],
     ) -> tuple[Sequence[int], int]:
         """Note what will be erased. Returns which may be erased now, and how many are published again instead.
@@ -389,7 +389,7 @@ class Redactor:
         except RelayError as error:
             left[name, "archive"] = error.message
 
-    def _message(self, message: Held) -> _Message | None:
+    def _message(self, message: Held) -> _StreamMessage | None:
         """A message that has a value."""
         wanted, texts = self._wanted, texts_of(message.subject, message.headers)
         if not (wanted.may_be_in(message.body) or wanted.may_be_in(texts.encode())):
@@ -399,7 +399,7 @@ class Redactor:
         if wanted.body(message.body) == message.body and wanted.text(texts) == texts:
             return None
         stored = Stored.of(message.seq, message.headers, message.at, b"")
-        return _Message(message.seq, message.subject, stored.event_id)
+        return _StreamMessage(message.seq, message.subject, stored.event_id)
 
     def _may_have(self, value: object) -> bool:
         return self._wanted.may_be_in(json_of(value).encode())

@@ -59,6 +59,7 @@ MOVES = ("check", "restore")
 ELSEWHERE = {
     "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},
     "is about this machine": {"config", "version", "schema list", "schema message-envelope"},
+    "compares the code of a project": {"schema export", "schema check"},
     "needs the rights of an administrator": {"db upgrade", "db index", "db grant", "streams ensure"},
     "is done by upkeep every half minute": {"db repair"},
     "needs processes that are stopped": {f"context {it}" for it in MOVES},

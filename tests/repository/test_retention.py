@@ -17,7 +17,7 @@ from relay.settings import Settings
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "relay" / "adapters" / "postgres" / "schema"
 #: What has no time of its own: it goes with another row, or is few.
-UNDATED = {"archived_messages", "scheduled_jobs", "subject_keys", "archive_batches"}
+UNDATED = {"archived_messages", "scheduled_jobs", "subject_keys", "erased_messages", "archive_batches"}
 CREATED = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\w+)", re.MULTILINE)
 
 

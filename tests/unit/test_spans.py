@@ -143,7 +143,9 @@ def test_each_attempt_has_a_span_id_that_is_known_from_its_claim() -> None:
 
 
 def created() -> str | None:
-    row = Outbox("shop", undeclared=True)._row(Event(event_type="made", aggregate_type="cup", aggregate_id="1", payload={}))
+    row = Outbox("shop", undeclared=True)._row(
+        Event(event_type="made", aggregate_type="cup", aggregate_id="1", payload={})
+    )
     return row.headers.get("traceparent")
 
 

@@ -55,7 +55,7 @@ _WORKING: Final = sql.SQL("SELECT {id}::text FROM {table} WHERE {id}::text = ANY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RedactedColumns:
     """A table with what may be about a person. The columns are text, arrays of texts, JSON or bytes.
 
     ``payload``: columns of which only wanted fields count. ``body``: a message. ``free``: the other columns.
@@ -79,8 +79,8 @@ class Place:
 
 
 #: What may be about a person. A test knows why all other columns are not.
-PLACES: Final[Mapping[str, Place]] = {
-    "outbox_events": Place(
+PLACES: Final[Mapping[str, RedactedColumns]] = {
+    "outbox_events": RedactedColumns(
         payload=("payload",),
         free=("headers", "publish_error", "attempt_log"),
         keys=("aggregate_id", "partition_key", "topic", "originals"),
@@ -88,7 +88,7 @@ PLACES: Final[Mapping[str, Place]] = {
         id="id",
         over="published_at IS NOT NULL",
     ),
-    "inbox_messages": Place(
+    "inbox_messages": RedactedColumns(
         body=("body",),
         free=("headers", "last_error", "attempt_log", "dead_letter_reason"),
         keys=("subject", "partition_key", "order_key", "originals"),
@@ -97,7 +97,7 @@ PLACES: Final[Mapping[str, Place]] = {
         over="processed_at IS NOT NULL",
         busy="claimed_until > clock_timestamp()",
     ),
-    "task_outbox": Place(
+    "task_outbox": RedactedColumns(
         payload=("payload",),
         free=("metadata", "last_error", "attempt_log"),
         keys=("concurrency_key", "originals"),
@@ -106,29 +106,29 @@ PLACES: Final[Mapping[str, Place]] = {
         over="finished_at IS NOT NULL",
         busy="claimed_until > clock_timestamp()",
     ),
-    "dead_letters": Place(
+    "dead_letters": RedactedColumns(
         body=("original",),
         free=("headers", "reason", "note", "correction", "subject", "originals"),
         type="event_type",
         id="id",
     ),
-    "inbox_replays": Place(free=("note", "error"), keys=("key",), id="id", over="state <> 'running'"),
-    "parked_keys": Place(free=("reason",), keys=("order_key",), id="message_id", over="false"),
-    "scheduled_jobs": Place(free=("error",)),
-    "scheduled_runs": Place(free=("error",), id="id"),
-    "relay_wakeup": Place(free=("brake_reason",)),
-    "audit_log": Place(free=("ids", "note", "about"), id="id"),
-    "selections": Place(free=("ids", "wanted"), id="id"),
-    "alerts": Place(free=("reason", "about", "subject"), id="id"),
-    "alert_conditions": Place(free=("reason",), keys=("subject",), over="false"),
-    "handler_circuits": Place(free=("reason", "witnesses")),
-    "controls": Place(free=("reason",)),
-    "subject_keys": Place(keys=("subject",), id="id", over="forgotten_at IS NOT NULL"),
+    "inbox_replays": RedactedColumns(free=("note", "error"), keys=("key",), id="id", over="state <> 'running'"),
+    "parked_keys": RedactedColumns(free=("reason",), keys=("order_key",), id="message_id", over="false"),
+    "scheduled_jobs": RedactedColumns(free=("error",)),
+    "scheduled_runs": RedactedColumns(free=("error",), id="id"),
+    "relay_wakeup": RedactedColumns(free=("brake_reason",)),
+    "audit_log": RedactedColumns(free=("ids", "note", "about"), id="id"),
+    "selections": RedactedColumns(free=("ids", "wanted"), id="id"),
+    "alerts": RedactedColumns(free=("reason", "about", "subject"), id="id"),
+    "alert_conditions": RedactedColumns(free=("reason",), keys=("subject",), over="false"),
+    "handler_circuits": RedactedColumns(free=("reason", "witnesses")),
+    "controls": RedactedColumns(free=("reason",)),
+    "subject_keys": RedactedColumns(keys=("subject",), id="id", over="forgotten_at IS NOT NULL"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRow:
+class MatchedRow:
     """A row that has a value. ``columns``: what is in the columns that have it.
 
     ``left``: those that cannot change. ``busy``: somebody works with what the row was before.
@@ -163,7 +163,7 @@ class PostgresRedaction:
     def __init__(self, source: Source, wanted: Redaction) -> None:
         self._source, self._wanted = source, wanted
 
-    async def find(self, table: str) -> AsyncIterator[FoundRow]:
+    async def find(self, table: str) -> AsyncIterator[MatchedRow]:
         """The rows of a table that have a value. Changes and locks nothing."""
         scanned = await self._table(table)
         async for tids in self._candidates(scanned):
@@ -272,7 +272,7 @@ class PostgresRedaction:
             for begin in range(0, len(tids), _ROWS):
                 yield tids[begin : begin + _ROWS]
 
-    def _judge(self, table: _Table, row: Mapping[str, Any]) -> tuple[FoundRow | None, Mapping[str, Any]]:
+    def _judge(self, table: _Table, row: Mapping[str, Any]) -> tuple[MatchedRow | None, Mapping[str, Any]]:
         """What a row has, and its new values."""
         old = {name: row[name] for name in table.place.columns if row[name] is not None}
         new = {name: it for name, value in old.items() if (it := self._redacted(table, name, value)) != value}
@@ -280,7 +280,7 @@ class PostgresRedaction:
             return None, {}
         left = [] if row["over"] else [name for name in new if name in table.place.keys]
         shown = {name: _shown(old[name]) for name in new}
-        found = FoundRow(
+        found = MatchedRow(
             table=table.name, id=row["row_id"], type=row["row_type"], columns=shown, left=left, busy=row["busy"]
         )
         return found, {name: value for name, value in new.items() if name not in left}
@@ -300,7 +300,7 @@ class _Table:
     """A table as it is in the database, and statements for it."""
 
     name: str
-    place: Place
+    place: RedactedColumns
     pages: int
     types: Mapping[str, str]
 
