@@ -14,7 +14,7 @@ from relay.cli.top import sparkline
 from relay.domain.disclosure import clean
 from relay.domain.durations import duration
 from relay.domain.history import Of, Point
-from relay.domain.work import Work
+from relay.domain.work import WaitsForVersion, Work
 from relay.ops.servers import answer_for_servers
 from relay.ops.work import ReadWork, Works
 from relay.settings import ContextSettings, load_settings
@@ -50,6 +50,8 @@ def _fields(found: Work, now: datetime) -> Iterator[tuple[str, Any]]:
     if rows.away is not None:
         yield "handler is away", f"for {duration(rows.away.seconds)}: {clean(rows.away.reason)}"
     yield "why", [f"{it.state}: {it.count} {it.code}: {clean(it.text)}" for it in rows.causes] or None
+    if found.versions:
+        yield "waits for", [_awaited(it) for it in found.versions]
     if found.lag is not None:
         lag = found.lag
         yield "in the stream", f"{lag.to_come} to come, {lag.in_flight} of {lag.window} in flight"
@@ -64,6 +66,12 @@ def _fields(found: Work, now: datetime) -> Iterator[tuple[str, Any]]:
     yield "queues", list(rows.queues) or None
     for name, value in found.settings.items():
         yield name.replace("_", " "), value
+
+
+def _awaited(it: WaitsForVersion) -> str:
+    known = ", ".join(f"{one.workers} of {one.release}" for one in it.releases or () if one.handles)
+    waits = f"{it.count} for {it.event_type} v{it.event_version}, oldest {duration(it.seconds)}"
+    return f"{waits}; workers: {'unknown' if it.releases is None else known or 'none'}"
 
 
 def _told(point: Point) -> str:

@@ -5,13 +5,14 @@ Movement is measured, not inferred from what may go wrong. So a cause that nobod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
 from relay.domain.controls import Controls, What
-from relay.domain.members import handled_names
+from relay.domain.members import Seen, handled_names, handles
 
 
 class BacklogKind(StrEnum):
@@ -105,6 +106,15 @@ class RefusedEvents:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReleaseOfFleet:
+    """Workers of a release: how many there are, and whether they handle a version of an event."""
+
+    release: str
+    handles: bool
+    workers: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedVersion:
     """A version of an event that messages of a subscription wait for: a worker that handles it.
@@ -124,6 +134,16 @@ class AwaitedVersion:
         return handled_names(
             context, self.subscription or "", self.event_type, self.subject, self.event_version or 1
         )
+
+    def known_by(self, context: str, members: Iterable[Seen]) -> Sequence[ReleaseOfFleet]:
+        """The releases of the workers, by their names, and whether each handles it."""
+        names = self.names(context)
+        count = Counter(
+            (it.member.release_shown, any(handles(it.member.handles, name) for name in names))
+            for it in members
+            if it.member.kind == "worker"
+        )
+        return [ReleaseOfFleet(*found, workers) for found, workers in sorted(count.items())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

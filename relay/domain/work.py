@@ -10,6 +10,7 @@ from typing import Any, Final
 from relay.domain.controls import Act, Control
 from relay.domain.history import ContextHistory, Of, Series
 from relay.domain.running import RunningRow
+from relay.domain.standstill import ReleaseOfFleet
 
 #: The states of rows that will be handled without an operator, and all that a page shows, in their order.
 WAITS: Final = ("waiting", "failing", "running", "parked")
@@ -81,12 +82,27 @@ class RowsNow:
         return [it for it in self.causes if it.state == state]
 
 
+@dataclass(frozen=True, slots=True)
+class WaitsForVersion:
+    """Messages of a version that no worker that got them handles: ``count``, the first received ``seconds`` ago.
+
+    ``releases``: those of the fleet; None if Redis does not answer.
+    """
+
+    event_type: str | None
+    event_version: int | None
+    count: int
+    seconds: float
+    releases: Sequence[ReleaseOfFleet] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A subscription or a type of tasks, and all that is known of it now.
 
     ``settings``: those of relay.toml; none of tasks. ``running``: some of what runs, the longest first. ``lag``:
     None for tasks, and if NATS does not answer. ``controls``: what is paused or limited of it or of its queues.
+    ``versions``: those that its messages wait for.
     """
 
     context: str
@@ -98,6 +114,7 @@ class Work:
     running: Sequence[RunningRow] = ()
     lag: Lag | None = None
     controls: Sequence[Control] = ()
+    versions: Sequence[WaitsForVersion] = ()
 
     @property
     def series(self) -> Series | None:
@@ -130,6 +147,7 @@ class Work:
             "parked_keys": rows.parked_keys,
             "away": None if rows.away is None else asdict(rows.away),
             "lag": None if self.lag is None else asdict(self.lag),
+            "versions": [asdict(it) for it in self.versions],
             "controls": [it.row() for it in self.controls],
             "running": [
                 {

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Literal
 
 from relay.adapters.postgres.controls import PostgresControls
 from relay.adapters.postgres.history import PostgresHistory
+from relay.adapters.postgres.movements import awaited_versions
 from relay.adapters.postgres.running import running
 from relay.adapters.postgres.work import rows_now
 from relay.bus import Query, QueryBus
 from relay.domain.controls import Control, What
 from relay.domain.errors import RelayError, of_context
 from relay.domain.history import SPANS, Of
+from relay.domain.members import Seen
 from relay.domain.running import RunningRow
-from relay.domain.work import Lag, RowsNow, Work
+from relay.domain.standstill import AwaitedVersion
+from relay.domain.work import Lag, RowsNow, WaitsForVersion, Work
 from relay.ops.handlers import Sources, check_subject, subscription_settings
-from relay.ops.servers import ShowStreams
+from relay.ops.servers import ListMembers, ShowStreams
 from relay.settings import ContextSettings, SubscriptionSettings
 
 #: So long a page waits for NATS, in seconds, and so many running rows are shown.
@@ -38,7 +42,7 @@ class ReadWork(Query[Work]):
 
 
 class Works:
-    """Answers `ReadWork`, on a bus that also answers `ShowStreams`."""
+    """Answers `ReadWork`, on a bus that also answers `ShowStreams` and `ListMembers`."""
 
     def __init__(self, contexts: Mapping[str, ContextSettings], sources: Sources, bus: QueryBus) -> None:
         self._contexts, self._sources, self._bus = contexts, sources, bus
@@ -61,6 +65,7 @@ class Works:
                 limits = {} if mine is None else {asked.name: mine.handler_timeout.total_seconds()}
                 held = await running(source, asked.context, limits)
                 controls = await PostgresControls(source).in_force()
+                awaited = () if mine is None else await awaited_versions(source, asked.name)
                 history = await PostgresHistory(source).read(
                     asked.context, SPANS[asked.span], asked.of, asked.name
                 )
@@ -74,10 +79,30 @@ class Works:
                 running=sorted((it for it in held if _is_of(it, asked)), key=_begun)[:_RUNNING],
                 controls=[it for it in controls if _controls(it, asked, rows)],
                 lag=await lag,
+                versions=() if mine is None else await self._versions(asked, awaited),
             )
         finally:
             lag.cancel()
         return found if found.known else None
+
+    async def _versions(self, asked: ReadWork, awaited: Sequence[AwaitedVersion]) -> Sequence[WaitsForVersion]:
+        """Which releases know these versions. The fleet is asked only if any is waited for."""
+        if not awaited:
+            return ()
+        members: Sequence[Seen] | None = None
+        with suppress(TimeoutError, RelayError):
+            async with asyncio.timeout(_PATIENCE_S):
+                members = (await self._bus.ask_async(ListMembers())).unwrap()
+        return [
+            WaitsForVersion(
+                event_type=it.event_type,
+                event_version=it.event_version,
+                count=it.count,
+                seconds=it.seconds,
+                releases=None if members is None else it.known_by(asked.context, members),
+            )
+            for it in awaited
+        ]
 
     async def _lag(self, context: str, mine: SubscriptionSettings | None) -> Lag | None:
         """How far the consumer is; None if nobody knows."""

@@ -251,7 +251,7 @@ GUARDS = {
         sorted=4_000,
     ),
     "awaited versions": Guard(
-        "inbox/awaited_versions", {"idx_inbox_failing"}, 4_000, {"counted": 2_000}, sorted=4_000
+        "inbox/awaited_versions", {"idx_inbox_failing"}, 4_000, {"counted": 2_000, "name": None}, sorted=4_000
     ),
     "refused events": Guard("outbox/refused", {"idx_outbox_failed"}, 4_000, {"counted": 2_000}, sorted=4_000),
     "unrecorded letters": Guard(

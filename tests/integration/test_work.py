@@ -10,9 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.jetstream.topology import ensure
+from relay.adapters.members import Members
 from relay.credentials import jetstream
 from relay.devstack import NatsServer, ValkeyServer
+from relay.domain.members import Member, digest_of, handled_name
+from relay.domain.standstill import ReleaseOfFleet
 from relay.ops.api.work import SubscriptionNow, TaskTypeNow
 from relay.settings import Settings
 from tests.integration.console_pages import Browser
@@ -125,6 +129,38 @@ async def test_the_console_shows_them_with_buttons_that_act(api: Api) -> None:
     assert f"{HERE}/controls/pause?what=task_type&name=send_invoice" in tasks.links
     assert "Nothing is recorded" in tasks.text
     assert "billing" in (await Browser(api.client).open(f"{HERE}/subscriptions/none", 404)).text
+
+
+async def test_versions_that_messages_wait_for_are_told_with_the_releases_that_know_them(
+    api: Api, filled: str, valkey: ValkeyServer
+) -> None:
+    assert SubscriptionNow.model_validate(await api.get(BILLING)).versions == []
+    with psycopg.connect(filled) as conn:
+        failing_message(conn, "newer")
+        error = "UNKNOWN_VERSION: no handler for order_placed v2"
+        conn.execute(
+            "UPDATE inbox_messages SET last_error = %s, event_type = 'order_placed', event_version = 2"
+            " WHERE message_id = %s",
+            [error, number("newer")],
+        )
+    new = digest_of([handled_name("land", "billing", "order_placed", 2)])
+    gates = Gates(valkey.url, api.ops.settings.redis_namespace)
+    try:
+        members = Members(gates.client, api.ops.settings.redis_namespace)
+        for id, release, digest in (("a", "before", ""), ("b", "before", ""), ("c", "after", new)):
+            worker = Member(id=id, kind="worker", host="h", pid=1, version="1", release=release, handles=digest)
+            await members.beat(worker)
+        [waits] = SubscriptionNow.model_validate(await api.get(BILLING)).versions
+        assert (waits.event_type, waits.event_version, waits.count) == ("order_placed", 2, 1)
+        assert waits.releases == [ReleaseOfFleet("1 after", True, 1), ReleaseOfFleet("1 before", False, 2)]
+        page = await Browser(api.client).open(BILLING)
+        assert page.data("versions") == "1"
+        assert "1 of release 1 after 2 of release 1 before" in page.text
+        rows = next(it for it in page.links if it.endswith("status=failing&error=UNKNOWN_VERSION"))
+        assert (await Browser(api.client).open(rows)).data("total") == "1"
+    finally:
+        await gates.client.flushdb()
+        await gates.aclose()
 
 
 @pytest.mark.parametrize(

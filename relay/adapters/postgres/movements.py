@@ -45,6 +45,16 @@ LOOK_LIMITS: Final = LookLimits()
 ARCHIVE_BOUND: Final = timedelta(days=1)
 
 
+async def awaited_versions(
+    source: Source, name: str | None = None, counted: int = LOOK_LIMITS.counted
+) -> Sequence[AwaitedVersion]:
+    """The versions that messages wait for, of all subscriptions or of the one with this ``name``."""
+    async with source() as conn:
+        rows = await query(conn, "inbox/awaited_versions", counted=counted, name=name)
+    names = ("subscription", "event_type", "event_version", "subject", "count", "seconds")
+    return [AwaitedVersion(**dict(zip(names, row, strict=True))) for row in rows]
+
+
 class PostgresMovements:
     """What moves, and what stands still, in the tables of one context.
 
@@ -110,10 +120,7 @@ class PostgresMovements:
 
     async def awaited(self) -> Sequence[AwaitedVersion]:
         """Return the versions that messages wait for, because no worker has handled them so far."""
-        async with self._source() as conn:
-            rows = await query(conn, "inbox/awaited_versions", counted=self._limits.counted)
-        names = ("subscription", "event_type", "event_version", "subject", "count", "seconds")
-        return [AwaitedVersion(**dict(zip(names, row, strict=True))) for row in rows]
+        return await awaited_versions(self._source, counted=self._limits.counted)
 
     async def dead(self) -> int:
         """Return how many events were given up."""

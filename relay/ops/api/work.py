@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from relay.domain.history import Of
-from relay.domain.work import HandlerAway, InState, Lag, ReasonCount
+from relay.domain.work import HandlerAway, InState, Lag, ReasonCount, WaitsForVersion
 from relay.ops.api.access import Reading
 from relay.ops.api.answers import in_json
 from relay.ops.api.common import PROBLEMS, Asked, InContext, Ops
@@ -63,11 +63,13 @@ class WorkNow(BaseModel):
 class SubscriptionNow(WorkNow, SubscriptionOut):
     """A subscription now. ``away``: its handler does not answer; null if it does.
 
-    ``lag``: what JetStream has for it; null if NATS does not answer.
+    ``lag``: what JetStream has for it; null if NATS does not answer. ``versions``: those that messages wait for,
+    and which releases of the fleet handle each; null if Redis does not answer.
     """
 
     away: HandlerAway | None
     lag: Lag | None
+    versions: list[WaitsForVersion]
 
 
 class TaskTypeNow(WorkNow):
@@ -88,7 +90,7 @@ async def _work(
 ) -> Response:
     found = (await ops.queries.ask_async(ReadWork(context=context, of=of, name=name, span=span.span))).unwrap()
     shown = found.as_dict(datetime.now(UTC))
-    for it in ("away", "lag") if of is Of.TASK else ("queues",):
+    for it in ("away", "lag", "versions") if of is Of.TASK else ("queues",):
         del shown[it]
     return in_json(shown)
 

@@ -6,7 +6,6 @@ That a backlog stands still is measured. What else was found out is then attache
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,7 +18,7 @@ from relay.domain.backlogs import AwayHandler, Waiting
 from relay.domain.controls import UNCONTROLLED, Act, Control, Controls, What
 from relay.domain.disclosure import stack_of
 from relay.domain.findings import Finding, error, warning
-from relay.domain.members import Seen, handles
+from relay.domain.members import Seen
 from relay.domain.policies import DeadLetterClass
 from relay.domain.queues import QueueView
 from relay.domain.standstill import AwaitedVersion, BacklogKind, Failing, LockHolder, Movement, RefusedEvents
@@ -256,12 +255,8 @@ def failing(context: str, found: Sequence[Failing], bound: timedelta) -> Iterato
 def awaited(context: str, found: Sequence[AwaitedVersion], members: Sequence[Seen]) -> Iterator[Finding]:
     """No message waits for a release that handles its version."""
     for it in found:
-        knowing = Counter(
-            seen.member.release_shown
-            for seen in members
-            if any(handles(seen.member.handles, name) for name in it.names(context))
-        )
-        known = ", ".join(f"{count} of release {name}" for name, count in sorted(knowing.items()))
+        knowing = [one for one in it.known_by(context, members) if one.handles]
+        known = ", ".join(f"{one.workers} of release {one.release}" for one in knowing)
         text = (
             f"{it.count} messages of {it.event_type} v{it.event_version} wait for a worker that handles it, the"
             f" first for {lasted(it.seconds)}; workers that do: {known or 'none'}"
