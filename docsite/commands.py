@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,7 +71,8 @@ ONLY_IN_A_CHECKOUT = "chaos"
 def page() -> str:
     """The whole page."""
     root = typer.main.get_command(create_app())
-    rows = "\n".join(f"| `{usage}` | {meaning} |" for usage, meaning in _rows(root, "relay"))
+    first: dict[str, str] = {}
+    rows = "\n".join(f"| `{usage}` | {_once(usage, meaning, first)} |" for usage, meaning in _rows(root, "relay"))
     return f"{HEAD}\n| Command | Does |\n|---|---|\n{rows}\n"
 
 
@@ -83,6 +85,13 @@ def _rows(group: Any, path: str) -> Iterator[tuple[str, str]]:
             yield _usage(command, place), _first_sentence(command.help) + _where(name)
         if hasattr(command, "commands"):
             yield from _rows(command, place)
+
+
+def _once(usage: str, meaning: str, first: dict[str, str]) -> str:
+    """What a command does; for another that does the same, the name of the first."""
+    name = re.sub(r" \[?[A-Z]+.*", "", usage)
+    other = first.setdefault(meaning, name)
+    return meaning if other == name else f"As `{other}`."
 
 
 def _usage(command: Any, place: str) -> str:
