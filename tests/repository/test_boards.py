@@ -228,7 +228,7 @@ def test_each_alert_has_its_section_and_each_section_its_alert() -> None:
 def test_a_section_says_what_it_means_how_to_look_and_what_to_do(rule: dict[str, Any]) -> None:
     text = sections()[rule["alert"]]
     means, look, do = re.split(r"\*\*(?:Look|Do):\*\*", text)
-    assert means.strip().startswith(f"**It means** ({rule['labels']['severity']}): ")
+    assert means.strip().startswith(f"**{rule['labels']['severity'].capitalize()}:** ")
     assert re.search(r"^- ", do, re.MULTILINE)
     assert re.search(r"```sh\nrelay ", look)
 
