@@ -43,8 +43,8 @@ WELL = BrokerState(
 )
 
 
-def found(state: BrokerState = WELL) -> list[Finding]:
-    broker = Broker.of(state, SETTINGS)
+def found(state: BrokerState = WELL, settings: Settings = SETTINGS) -> list[Finding]:
+    broker = Broker.of(state, settings)
     return [finding for check in (*streams.CHECKS, *streams.CLOSE_CHECKS) for finding in check(broker)]
 
 
@@ -103,6 +103,21 @@ def test_limits_that_are_just_kept_are_no_findings() -> None:
     assert of(OWN, duplicate_window=64.1) == []
     assert of(OWN, full=0.89) == []
     assert of(OWN, max_msg_size=1024**2) == []
+
+
+@pytest.mark.parametrize(("most", "stream"), [(1024**2, -1), (8 * 1024**2, 1024**2), (8 * 1024**2, -1)])
+def test_a_payload_that_neither_stays_nor_is_taken_is_told(most: int, stream: int) -> None:
+    taken = most if stream < 0 else stream
+    streams = {**WELL.streams, "SEA_EVENTS": replace(OWN, max_msg_size=stream)}
+
+    def of_limit(limit: int) -> set[tuple[str, str]]:
+        context = {"database_url": "postgresql://db/sea", "payload_limit": limit}
+        settings = Settings.model_validate({"contexts": {"sea": context}})
+        told = found(replace(WELL, max_payload=most, streams=streams), settings)
+        return {(it.code, it.subject) for it in told} - {("PAYLOAD_SMALL", "stream SEA_EVENTS")}
+
+    assert of_limit(taken - 1_024) == set()
+    assert of_limit(taken - 1_023) == {("PAYLOAD_LIMIT_HIGH", "contexts.sea.payload_limit")}
 
 
 def test_a_filter_that_its_stream_does_not_take_is_an_error_and_one_it_takes_in_part_a_warning() -> None:

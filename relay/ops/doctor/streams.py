@@ -9,6 +9,7 @@ from typing import Final
 from relay.adapters.jetstream.inspection import BrokerState, OtherConsumer, StreamState
 from relay.adapters.jetstream.topology import Difference
 from relay.domain.findings import Finding, error, unknown, warning
+from relay.domain.limits import WIRE_RESERVE_BYTES
 from relay.domain.topology import RELAY_ADVISORIES, covers, subjects_overlap
 from relay.settings import ContextSettings, Settings, SubscriptionSettings
 
@@ -262,6 +263,21 @@ def payload(broker: Broker) -> Iterator[Finding]:
             yield warning("PAYLOAD_SMALL", f"stream {stream.name}", text, "set max_msg_size of the stream to -1")
 
 
+def kept_payloads(broker: Broker) -> Iterator[Finding]:
+    """What is too large for a stream stays in the outbox, where a limit says so."""
+    for context in broker.contexts.values():
+        limit = context.payload_limit
+        for stream in () if limit is None else context.event_streams:
+            state = broker.state.streams.get(stream.name)
+            most = broker.state.max_payload
+            if state is not None and state.max_msg_size >= 0:
+                most = min(most, state.max_msg_size)
+            if limit is not None and limit + WIRE_RESERVE_BYTES > most:
+                text = f"is {limit} bytes, and {stream.name} takes messages of {most}: events in between die"
+                place = f"contexts.{context.name}.payload_limit"
+                yield warning("PAYLOAD_LIMIT_HIGH", place, text, "set it lower")
+
+
 def retention(broker: Broker) -> Iterator[Finding]:
     """The inbox knows a message for as long as its stream may deliver it."""
     for sub in broker.subscriptions:
@@ -278,7 +294,16 @@ def retention(broker: Broker) -> Iterator[Finding]:
 
 
 CHECKS: Final = (version, disk, presence, subjects, coverage, keeping, answers, space)
-CLOSE_CHECKS: Final = (differences, left_behind, denials, duplicate_window, acknowledgement, payload, retention)
+CLOSE_CHECKS: Final = (
+    differences,
+    left_behind,
+    denials,
+    duplicate_window,
+    acknowledgement,
+    payload,
+    kept_payloads,
+    retention,
+)
 
 
 def _subscription(sub: SubscriptionSettings) -> str:
