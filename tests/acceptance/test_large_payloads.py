@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import random
@@ -20,10 +21,12 @@ import pytest
 
 from relay import Event, Outbox
 from relay.domain.limits import PAYLOAD
-from tests.acceptance import large_effects
+from tests.acceptance import large_effects, personal_effects
 from tests.acceptance.fleet import Fleet
 from tests.acceptance.handler import HandlerService
 from tests.acceptance.large_effects import digest
+from tests.acceptance.test_personal import ARCHIVE
+from tests.integration.personal_support import VARIABLES, is_hidden, order, payload, tables_hide
 from tests.waiting import wait_for
 
 MB = 1024**2
@@ -158,6 +161,91 @@ def test_every_kind_of_handler_gets_all_of_it_in_order(
     [(largest,)] = fleet.query("sea", "SELECT max(octet_length(body)) FROM inbox_messages")
     assert largest < 2_000
     assert "64.0 MB, in the outbox of vibespro" in fleet.relay("explain", ids[4], "--json")
+
+
+# --- a person, and the archive ---
+
+
+def order_with(picture: str, subject: str) -> Event:
+    return order(subject, payload=payload(subject, picture=picture))
+
+
+def test_a_large_event_about_a_person_is_hidden_forgotten_archived_and_replayed(
+    start_fleet: Callable[..., Fleet],
+    handler: HandlerService,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Rows, messages, files of fetched payloads and the archive show nothing of the person."""
+    directories = {name: tmp_path / name for name in ("fetched", "cold")}
+    for directory in directories.values():
+        directory.mkdir(mode=0o700)
+    variables = {
+        **VARIABLES,
+        "RELAY_CONTEXTS__VIBESPRO__PAYLOAD_LIMIT": "256KB",
+        "RELAY_PAYLOADS__DIRECTORY": str(directories["fetched"]),
+    }
+    effects, service = "python:tests.acceptance.personal_effects", f"http://127.0.0.1:{handler.port}/service"
+    wanted = [
+        ("on_loop", effects, ""),
+        ("in_chunks", effects, "chunk = 50"),
+        ("skips", effects, 'forgotten = "skip"'),
+        ("refuses", effects, 'forgotten = "dead"'),
+        ("service", service, 'personal = "plain"'),
+    ]
+    more = "".join(SUBSCRIPTION.format(name=name, handler=it, more=extra) for name, it, extra in wanted)
+    more += ARCHIVE.format(name="vibespro", directory=directories["cold"])
+    fleet = start_fleet(handler=effects, handler_timeout="60s", more=more, variables=variables)
+    for name, value in (("RELAY_CONFIG", str(fleet.directory / "relay.toml")), *variables.items()):
+        monkeypatch.setenv(name, value)
+    fleet.query("sea", personal_effects.TABLE)
+    fleet.scheduler()
+    worker = fleet.worker()
+
+    def handled(id: str) -> dict[str, str]:
+        return dict(fleet.query("sea", "SELECT subscription, digest FROM seen WHERE message_id = %s", id))
+
+    def is_over(id: str, count: int = 5) -> bool:
+        return (len(handled(id)), handler.count(id)) == (count, 1)
+
+    pictures = [text(2 * MB, number) for number in range(3)]
+    ids = commit(fleet, order_with(pictures[0], "c-7"), order_with(pictures[1], "c-8"))
+    wait_for("both are handled", lambda: all(map(is_over, ids)), 120)
+    known = [payload("c-7", picture=pictures[0]), payload("c-8", picture=pictures[1])]
+    for id, it in zip(ids, known, strict=True):
+        assert set(handled(id).values()) == {personal_effects.digest(it)}
+    assert [handler.calls_for(id)[0].body["payload"] for id in ids] == known
+    assert [PAYLOAD in it.headers for it in fleet.messages("VIBESPRO_EVENTS")] == [True, True]
+
+    fleet.stop(worker)
+    [late] = commit(fleet, order_with(pictures[2], "c-7"))
+    fleet.relay("forget", "c-7", "--yes")
+    fleet.worker()
+    wait_for("it is handled", lambda: is_over(late, 3), 120)
+    dead = "SELECT subscription FROM inbox_messages WHERE dead_lettered_at IS NOT NULL"
+    wait_for("it is dead where it is refused", lambda: fleet.query("sea", dead) == [("refuses",)], 120)
+    nulls = {"email": None, "address": {"street": None, "city": None}}
+    assert set(handled(late).values()) == {personal_effects.digest(payload("c-7", picture=pictures[2]) | nulls)}
+
+    fleet.query("vibespro", "UPDATE outbox_events SET published_at = published_at - interval '9 days'")
+    fleet.relay("archive", "run")
+    assert fleet.query("vibespro", "SELECT count(*) FROM outbox_events") == [(0,)]
+    fleet.relay("archive", "verify")
+    packed = [gzip.decompress(it.read_bytes()) for it in directories["cold"].rglob("*.gz")]
+    fetched = [it.read_bytes() for it in directories["fetched"].iterdir()]
+    assert all(any(it.encode() in file for file in packed) for it in pictures)
+    assert len(fetched) == 3
+    assert all(map(is_hidden, [*packed, *fetched, *(it.data for it in fleet.messages("VIBESPRO_EVENTS"))]))
+    assert all(map(tables_hide, fleet.urls.values()))
+
+    # It comes back as a reference, and a subscription that lacks it gets what was archived.
+    for path in directories["fetched"].iterdir():
+        path.unlink()
+    fleet.query("sea", "DELETE FROM inbox_messages WHERE subscription = 'service'")
+    fleet.relay("archive", "replay", ids[1], "--context", "vibespro", "--yes")
+    wait_for("it is handled again", lambda: len(handler.calls) == 4, 120)
+    assert handler.calls[-1].body["payload"] == known[1]
+    assert [PAYLOAD in it.headers for it in fleet.messages("VIBESPRO_EVENTS")] == [True] * 4
 
 
 # --- outages ---
