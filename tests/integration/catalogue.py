@@ -86,7 +86,10 @@ OUR_OUTBOX_INDEXES = {
     "idx_outbox_ledger": "(published_stream, published_seq) WHERE (published_seq IS NOT NULL)",
     "idx_outbox_published": "(published_at) WHERE (published_at IS NOT NULL)",
     "idx_outbox_dead": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NULL))",
-    "idx_outbox_discarded": "(dead_at) WHERE ((dead_at IS NOT NULL) AND (published_at IS NOT NULL))",
+    "idx_outbox_discarded": (
+        "(dead_at) WHERE ((published_at IS NOT NULL) AND (dead_at IS NOT NULL)"
+        " AND COALESCE((expires_at > dead_at), true))"
+    ),
     "idx_outbox_delayed": "(hashtext(partition_key)) WHERE ((published_at IS NULL) AND (dead_at IS NULL) "
     "AND (available_at IS NOT NULL))",
     "idx_outbox_expired": "(dead_at) WHERE ((published_at IS NOT NULL) AND (expires_at <= dead_at))",

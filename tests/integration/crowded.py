@@ -76,6 +76,9 @@ def _crowd_outbox(conn: Connection) -> None:
     events(conn, 1_000, "'again' || n", available_at=past, **failed)
     events(conn, 1_000, "'dead' || n", dead_at="now()", **failed)
     events(conn, 10_000, "'later' || n", available_at=later)
+    over = {"published_at": "now()", "dead_at": "now()"}
+    events(conn, 1_000, "'discarded' || n", **over)
+    events(conn, 1_000, "'expired' || n", expires_at=past, **over)
 
 
 def _crowd_inbox(conn: Connection) -> None:

@@ -59,7 +59,7 @@ UUIDS = st.uuids().map(str)
 #: By the columns of the grant, so that a new one is tried as well.
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(["aggregate_type", "aggregate_id", "event_type", "partition_key", "topic", "stream"], TEXTS),
-    **dict.fromkeys(["occurred_at", "available_at", "published_at"], TIMES),
+    **dict.fromkeys(["occurred_at", "available_at", "published_at", "expires_at"], TIMES),
     **dict.fromkeys(["event_version", "publish_attempts"], INTS),
     **dict.fromkeys(["payload", "headers", "originals"], JSON),
     **dict.fromkeys(["id", "correlation_id", "causation_id"], UUIDS),

@@ -36,6 +36,7 @@ WRITES: dict[str, Write] = {
     "renew": lambda inbox, claim: inbox.renew(claim, LEASE),
     "mark_all_processed": _mark_all,
     "record_error": lambda inbox, claim: inbox.record_error(claim, Retry(timedelta(seconds=5), "boom")),
+    "expire": lambda inbox, claim: inbox.expire(claim),
     "reject": lambda inbox, claim: inbox.reject(claim, VERDICT),
     "mark_dead_lettered": lambda inbox, claim: inbox.mark_dead_lettered(claim),
     "release": lambda inbox, claim: inbox.release(claim, timedelta(seconds=5)),
@@ -315,6 +316,7 @@ async def test_a_claim_does_not_wait_for_the_disk_and_what_follows_does(
         "lease": LEASE,
         "max_attempts": 9,
         "exhausted": "",
+        "expired": "",
     }
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(NOTE)
@@ -344,6 +346,6 @@ async def test_a_claim_that_did_not_begin_is_undone_by_its_owner_only(
 
 def test_the_table_of_writes_is_complete() -> None:
     claims = {"claim", "claim_command", "claim_alone", "claim_many", "unclaim"}
-    without = {"insert", "overdue", "waiting", "missing", "finished", "due", "unfinished", "ping", "let_go"}
+    without = {"insert", "overdue", "waiting", "missing", "finished", "due", "unfinished", "ping", "let_go", "note_expiry"}
     methods = {name for name in vars(PostgresInboxAdapter) if not name.startswith("_")}
     assert methods - claims - without == set(WRITES)

@@ -18,7 +18,7 @@ from relay.adapters.postgres.sql import statement
 Connection = psycopg.Connection[Any]
 
 SECOND = timedelta(seconds=1)
-CLAIM = {"lease": SECOND, "max_attempts": 3, "exhausted": "too often"}
+CLAIM = {"lease": SECOND, "max_attempts": 3, "exhausted": "too often", "expired": "too late"}
 IT, OTHER = uuid4(), uuid4()
 CLAIMS: Mapping[str, dict[str, Any]] = {
     "inbox/claim+in_turn": {"message_id": IT, **CLAIM},

@@ -45,7 +45,8 @@ def at(conn: psycopg.Connection[Any], seq: int) -> UUID:
 
 def test_nothing_looks_at_the_tail_of_a_key(conn: psycopg.Connection[Any]) -> None:
     head, last = at(conn, 5), at(conn, ROWS)
-    claim = {"token": uuid4(), "lease": timedelta(seconds=8), "max_attempts": 20, "exhausted": "x"}
+    rules = {"max_attempts": 20, "exhausted": "x", "expired": "x"}
+    claim = {"token": uuid4(), "lease": timedelta(seconds=8), **rules}
     for id in (head, last):
         assert looked_at(conn, "inbox/claim+in_turn", message_id=id, **claim) <= 2
         assert looked_at(conn, "inbox/claim_many+in_turn", ids=[id], again=[], alone=True, **claim) <= 2

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 OUTBOX = Outbox("vibespro")
 NOT_YET = {"published_at", "publish_error", "dead_at", "published_stream", "published_seq", "published_duplicate"}
-NOT_YET |= {"originals", "attempt_log"}
+NOT_YET |= {"originals", "attempt_log", "expires_at"}
 
 
 @registered("vibe_created", version=2, aggregate_type="vibe", aggregate_id="vibe_id")

@@ -55,7 +55,7 @@ class Guard:
 SHARD = {
     "lanes": Shard(0, 2).lanes, "marks": [0] * 33, "limit": 300, "dead_head_blocks": False, "apart": [],
 }  # fmt: skip
-CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
+CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x", "expired": "x"}
 BUSY, QUIET = {"subscription": "busy"}, {"subscription": "quiet"}
 LIMIT = {"limit": 1_000}
 
@@ -147,7 +147,7 @@ GUARDS = {
     "list of events": Guard(
         "outbox/events",
         {*STATES, "outbox_events_pkey"},
-        13_100,
+        15_100,
         {
             **ANY_EVENT,
             "statuses": STATES_OF_EVENTS,
@@ -155,7 +155,7 @@ GUARDS = {
             "counted": 1_000,
             "before": None,
         },
-        sorted=5_000,
+        sorted=7_000,
         planned=True,
     ),
     # Each state by an index of its own; a page is of what is found, and of that what fits is looked up by its id.

@@ -12,7 +12,7 @@ from tests.integration.crowded import messages, repeatable, tasks
 from tests.integration.plans import explain, held_to
 
 GRACE = timedelta(seconds=5)
-CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x"}
+CLAIM = {"token": uuid4(), "lease": GRACE, "max_attempts": 20, "exhausted": "x", "expired": "x"}
 IDS = [uuid4(), uuid4()]
 ONE = {"message_id": IDS[0], **CLAIM}
 ALL = {"ids": IDS, **CLAIM}

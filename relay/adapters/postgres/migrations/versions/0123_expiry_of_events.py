@@ -11,12 +11,17 @@ down_revision = "0122_rate_of_keys"
 branch_labels = None
 depends_on = None
 
-# The index is empty until an event expires: a row costs an entry then, none before.
+# The index is empty until an event expires: a row costs an entry then, none before. The one of discarded events
+# leaves expired ones out: a list of the few that an operator has given up does not read all that were too late.
 BEFOREHAND = (
     "ALTER TABLE outbox_events ADD COLUMN IF NOT EXISTS expires_at TIMESTAMPTZ",
     """
     CREATE INDEX IF NOT EXISTS idx_outbox_expired ON outbox_events (dead_at)
       WHERE published_at IS NOT NULL AND expires_at <= dead_at
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS idx_outbox_given_up ON outbox_events (dead_at)
+      WHERE published_at IS NOT NULL AND dead_at IS NOT NULL AND coalesce(expires_at > dead_at, true)
     """,
 )
 
@@ -41,6 +46,8 @@ def upgrade() -> None:
     for statement in of_file("expiry"):
         op.execute(statement)
     op.execute(GRANTS)
+    op.execute("DROP INDEX idx_outbox_discarded")
+    op.execute("ALTER INDEX idx_outbox_given_up RENAME TO idx_outbox_discarded")
 
 
 def downgrade() -> None:
