@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC
 from typing import Annotated, Any, Final
 
 import typer
 
-from relay.adapters.postgres.subject_keys import DestroyedKey, PostgresSubjectKeys
 from relay.cli import redaction
 from relay.cli.options import ACTING, ContextOption, Options, asking, confirm, operator, print_json, with_options
-from relay.domain.errors import InvalidRequest, of_context
-from relay.domain.operators import Operator
-from relay.domain.personal import MAX_SUBJECT_BYTES
-from relay.ops.everywhere import Everywhere, everywhere
+from relay.domain.errors import of_context
+from relay.ops.forgetting import ForgetPerson, Forgetting, PersonCertificate, check_person
 from relay.settings import ContextSettings, load_settings
 
 #: How long a database may take.
@@ -53,50 +50,27 @@ def forget(
         redaction.forget(found, context, options, as_json=as_json)
         return
     assert subject is not None
-    if not subject.strip() or len(subject.encode()) > MAX_SUBJECT_BYTES:
-        raise InvalidRequest(f"must be 1 to {MAX_SUBJECT_BYTES} bytes", field="subject")
+    check_person(subject)
     contexts: Mapping[str, ContextSettings] = load_settings().contexts
     if context is not None:
         contexts = {context: of_context(contexts, context)}
+    forgetting = Forgetting(contexts, asking, _PATIENCE_S)
     confirm(f"Destroy the keys of {subject!r} for ever?", 2, yes=options["yes"])
-    done = asyncio.run(_forget(contexts, subject, operator(options["actor"], options["note"])))
+    asked = ForgetPerson(subject=subject, by=operator(options["actor"], options["note"]))
+    done = asyncio.run(forgetting.forget(asked))
     if as_json:
-        print_json(_certificate(subject, done))
+        print_json(done.as_dict())
     else:
-        _print(subject, done)
+        _print(done)
     for name, error in done.unread.items():
         print(f"could not reach {name}: {error}", file=sys.stderr)
     if done.unread:
         raise typer.Exit(1)
 
 
-async def _forget(
-    contexts: Mapping[str, ContextSettings], subject: str, by: Operator
-) -> Everywhere[Sequence[DestroyedKey]]:
-    async def one(name: str) -> Sequence[DestroyedKey]:
-        async with asking(contexts[name]) as source:
-            return await PostgresSubjectKeys(source).forget(subject, by)
-
-    return await everywhere(contexts, one, _PATIENCE_S)
-
-
-def _certificate(subject: str, found: Everywhere[Sequence[DestroyedKey]]) -> dict[str, Any]:
-    contexts = [
-        {
-            "context": name,
-            "already": bool(keys) and all(it.already for it in keys),
-            "keys": [
-                {"id": it.id, "made": it.created_at, "destroyed": it.forgotten_at, "by": it.by} for it in keys
-            ],
-        }
-        for name, keys in found.answers.items()
-    ]
-    return {"subject": subject, "complete": not found.unread, "contexts": contexts, "unread": found.unread}
-
-
-def _print(subject: str, found: Everywhere[Sequence[DestroyedKey]]) -> None:
-    print(f"Certificate: the keys of {subject!r} are destroyed.")
-    for name, keys in found.answers.items():
+def _print(found: PersonCertificate) -> None:
+    print(f"Certificate: the keys of {found.subject!r} are destroyed.")
+    for name, keys in found.keys.items():
         print(f"{name}: {len(keys) or 'no'} key{'' if len(keys) == 1 else 's'}")
         for it in keys:
             when = it.forgotten_at.astimezone(UTC).isoformat(timespec="seconds")

@@ -19,6 +19,7 @@ from relay.adapters.postgres.pool import Source, query
 from relay.adapters.postgres.sql import statement
 from relay.adapters.postgres.subject_keys import PostgresSubjectKeys
 from relay.bootstrap import cold_store
+from relay.bus import Query, QueryBus
 from relay.commands.coldrows import ColdRows, archived_subject
 from relay.commands.open_personal import OpenPersonal
 from relay.domain.archive import ArchiveKind, RowFilter
@@ -56,6 +57,12 @@ class HeldRow:
     payload: Any
 
 
+class FindHeld(Query[AsyncIterator[HeldRow]]):
+    """What is held about a person in all contexts, row by row."""
+
+    subject: str
+
+
 class _KeysOfPerson:
     """The keys of the person, of all contexts."""
 
@@ -74,6 +81,15 @@ class HeldRows:
 
     def __init__(self, settings: Settings, sources: Sources, block: int = BLOCK) -> None:
         self._settings, self._sources, self._block = settings, sources, block
+
+    def answer(self, bus: QueryBus) -> QueryBus:
+        """Register with the bus; returns it."""
+
+        @bus.handles(FindHeld)
+        async def find(query: FindHeld) -> AsyncIterator[HeldRow]:
+            return self.of(query.subject)
+
+        return bus
 
     async def keys(self, subject: str) -> list[WrappedKey]:
         """All keys of a person, in every context. Raises DatabaseUnreachable."""

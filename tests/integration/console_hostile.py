@@ -24,6 +24,7 @@ ODD = (
     "\u202egnirts desrever\u202c שלום עולם مرحبا بالعالم 👩\u200d👩\u200d👧\u200d👦🏳️\u200d🌈"
     " Zürich ﷽ Z\u0338\u0361\u031da\u0337lgo "
 )
+PERSON = "customer-" * 28
 #: As cron jobs of a place far away have it.
 CRON = "*/15 0-23 1,2,3,4,5,6,7,8,9 * * (America/Argentina/ComodRivadavia)"
 NOW = datetime.now(UTC).replace(second=0, microsecond=0)
@@ -62,6 +63,12 @@ def lengthen(url: str) -> None:
         )
         for state in ("pending", "failed", "cancelled"):
             task(connection, f"long-{state}", state, type=TYPE, queue=NAME, error=TEXT)
+        newer = failing_message(connection, "long-newer", **where)
+        connection.execute(
+            "UPDATE inbox_messages SET last_error = 'UNKNOWN_VERSION: no handler', event_version = 2147483647"
+            " WHERE message_id = %s",
+            [newer],
+        )
         _others(connection)
 
 
@@ -83,6 +90,12 @@ def _others(connection: psycopg.Connection) -> None:
             "audit_log (actor, action, ids, note)",
             [NAME, "parked.release", [KEY, ODD, *map(str, range(10**15, 10**15 + 90))], TEXT],
         ),
+        (
+            "subject_keys (id, subject, master, wrapped, forgotten_at)",
+            [number("long"), PERSON, "2026", None, NOW],
+        ),
+        ("subject_keys (id, subject, master, wrapped)", [number("first"), PERSON, "2026", bytes(40)]),
+        ("audit_log (actor, action, ids, note)", [NAME, "personal.forget", [str(number("long"))], TEXT]),
         ("history (step, kind, name, at, done, waiting)", ["minute", "subscription", NAME, NOW, 7, 10**12]),
         ("history (step, kind, name, at, done, waiting)", ["minute", "task", TYPE, NOW, 7, 10**12]),
     ):
@@ -127,6 +140,10 @@ def pages(rows: Rows) -> dict[str, list[str]]:
         "/queues": ["/queues"],
         "/queues/jobs": ["/queues/jobs?queue=relay-handle"],
         "/queues/{verb}": [f"/queues/requeue?queue=relay-handle&ids={rows.jobs[0]}"],
+        "/persons": ["/persons", f"/persons?subject={PERSON}&held=1"],
+        "/persons/export": [],
+        "/persons/forget": [f"/persons/forget?subject={PERSON}"],
+        "/contexts/{context}/retention": [f"{here}/retention"],
         "/contexts/{context}/parked": [f"{here}/parked"],
         "/contexts/{context}/parked/release": [f"{here}/parked/release?all=1"],
         "/contexts/{context}/schedule": [f"{here}/schedule"],

@@ -51,6 +51,8 @@ PLACES = {
     "backlog": "/api/v1/backlogs",
     "retention": f"{_CONTEXT}retention",
     "top": f"{_CONTEXT}history",
+    "forget": "/api/v1/forget",
+    "export": "/api/v1/export",
     "audit undo": f"{_CONTEXT}audit/{{id}}/undo",
 }
 #: What is done to a whole context, seldom.
@@ -65,11 +67,7 @@ ELSEWHERE = {
     "needs processes that are stopped": {f"context {it}" for it in MOVES},
     "publishes here and now, which the API leaves to workers": {"outbox publish"},
     "is of a deployment": {"db status", "db sql", "streams permissions", "handler check"},
-    "is of all contexts at once, and for whoever may read or forget a person": {
-        "forget",
-        "export",
-        "personal rotate",
-    },
+    "takes as long as it takes, and reads the new master key": {"personal rotate"},
     "is what /readyz answers": {"health"},
     "is a duty of the scheduler, too, and takes as long as it takes": {"reconcile", "archive run"},
 }

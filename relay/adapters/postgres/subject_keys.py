@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from relay.adapters.postgres.pool import Source, query
+from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.row_operations import audit
 from relay.adapters.postgres.sql import statement
 from relay.domain.operators import Operator
@@ -27,7 +27,7 @@ Rewrap: TypeAlias = Callable[[UUID, str, bytes], bytes]
 class DestroyedKey:
     """A key of a forgotten person: when it was made and destroyed, and by whom, as far as that is known.
 
-    ``already``: an earlier act has destroyed it.
+    ``already``: an earlier act has destroyed it. ``deed``: the number of the act in the audit log.
     """
 
     id: UUID
@@ -35,6 +35,7 @@ class DestroyedKey:
     forgotten_at: datetime
     by: str | None
     already: bool
+    deed: int | None = None
 
 
 class PostgresSubjectKeys:
@@ -57,11 +58,14 @@ class PostgresSubjectKeys:
             keys = await query(conn, "personal/forget", subject=subject)
             if new := [id for id, *_, now in keys if now]:
                 await audit(conn, FORGET, new, replace(by, about={**by.about, "subject": subject}))
-            actors = dict(await query(conn, "personal/forgotten_by", ids=[str(id) for id, *_ in keys]))
-        return [
-            DestroyedKey(id=id, created_at=made, forgotten_at=at, by=actors.get(str(id)), already=not now)
-            for id, made, at, now in keys
-        ]
+            return await _told(conn, keys)
+
+    async def of(self, subject: str) -> tuple[Sequence[DestroyedKey], int]:
+        """The keys of a person that are destroyed, and how many others there are."""
+        async with self._source() as conn:
+            keys = await query(conn, "personal/of_subject", subject=subject)
+            gone = [(*it, False) for it in keys if it[2] is not None]
+            return await _told(conn, gone), len(keys) - len(gone)
 
     async def rotate(self, master: str, rewrap: Rewrap, by: Operator, batch: int = BATCH) -> AsyncIterator[int]:
         """Wrap all keys with another master key; yields how many were wrapped, batch by batch.
@@ -99,3 +103,14 @@ class PostgresSubjectKeys:
             }
             done = await conn.execute(statement("personal/rewrap"), new)
         return rows[-1][0], done.rowcount
+
+
+async def _told(conn: Connection, keys: Sequence[Sequence[Any]]) -> Sequence[DestroyedKey]:
+    """Destroyed keys, with the acts that did it."""
+    found = await query(conn, "personal/forgotten_by", ids=[str(id) for id, *_ in keys]) if keys else []
+    acts = {key: (actor, deed) for key, actor, deed in found}
+    return [
+        DestroyedKey(id=id, created_at=made, forgotten_at=at, by=by, deed=deed, already=not now)
+        for id, made, at, now in keys
+        for by, deed in [acts.get(str(id), (None, None))]
+    ]

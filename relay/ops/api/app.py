@@ -29,6 +29,7 @@ from relay.ops.api import (
     everywhere,
     history,
     personal,
+    persons,
     queues,
     replays,
     system,
@@ -46,7 +47,9 @@ from relay.ops.api.turns import RequestLimits, Turns
 from relay.ops.archive import ArchiveHandlers
 from relay.ops.console.render import as_page
 from relay.ops.console.routes import attach
+from relay.ops.export import HeldRows
 from relay.ops.find import Finder
+from relay.ops.forgetting import Forgetting
 from relay.ops.handlers import RowHandlers
 from relay.ops.kinds import KINDS
 from relay.ops.personal import carry_out_for_personal
@@ -115,6 +118,9 @@ def create_app(
     asked.handles(ReadAlarms)(Watch(settings, pools.of, limits=_WATCH).answer)
     done = carry_out_for_queues(cold.carry_out(rows.commands()), settings, pools.of)
     done = carry_out_for_personal(done, settings, pools.of)
+    forgetting = Forgetting(settings.contexts, pools.of)
+    asked, done = forgetting.answer(asked), forgetting.carry_out(done)
+    asked = HeldRows(settings, pools.of).answer(asked)
     app.state.ops = Ops(settings, asked, done, Recent(), limits)
     app.state.live = Live(app.state.ops, live)
     for router in (
@@ -130,6 +136,7 @@ def create_app(
         queues.router,
         system.router,
         everywhere.router,
+        persons.router,
         live_events.router,
     ):
         app.include_router(router, prefix="/api/v1")

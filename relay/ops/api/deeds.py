@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
+from relay.adapters.postgres.subject_keys import FORGET
 from relay.bus import Nothing
 from relay.bus.errors import NothingFound
 from relay.domain.operators import Operator
@@ -35,7 +36,9 @@ async def deed_of(ops: Ops, context: str, id: int) -> DeedOut:
         for id, code, message, hint in about.get("refused", ())
     ]
     more = {name: about.get(name, 0) for name in ("refusals", "left", "gone")}
-    return DeedOut(**row, **more, refused=refused, undo=act[1].undo or None if act else None)
+    undo = act[1].undo or None if act else None
+    subject = about.get("subject") if row["action"] == FORGET else None
+    return DeedOut(**row, **more, refused=refused, undo=undo, subject=subject)
 
 
 @router.get("/{id}", response_model=DeedOut)

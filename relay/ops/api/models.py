@@ -293,7 +293,7 @@ class DeedOut(BaseModel):
     ``ids``: the first hundred of its rows. ``count``: how many rows it changed. ``undo``: the action that takes it
     back; null if there is none. ``undoes``: the act that it took back. ``undone_by``: the act that took it back.
     ``refusals``: how many rows were refused. ``refused``: the first hundred of them. ``left``: how many came after
-    they were counted. ``gone``: how many did not fit any more.
+    they were counted. ``gone``: how many did not fit any more. ``subject``: the person whose keys it destroyed.
     """
 
     id: int
@@ -310,3 +310,4 @@ class DeedOut(BaseModel):
     refused: list[RefusedOut]
     left: int
     gone: int
+    subject: str | None = None

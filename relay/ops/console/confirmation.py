@@ -26,8 +26,8 @@ class Confirmation:
 
     ``button``: the text of the button. ``done``: the text after the action. ``to``: the address of the form;
     ``fields``: values that it sends again. ``back``: the page before. ``which``: the filter, if there is one.
-    ``warnings``: what may go wrong. ``audited``: whether the audit log records it. ``changed``: how many rows
-    it has changed, if its result does not name them.
+    ``warnings``: what may go wrong. ``audited``: whether the audit log records it. ``needs_note``: not without a
+    reason. ``changed``: how many rows it has changed, if its result does not name them.
     """
 
     button: str
@@ -42,6 +42,7 @@ class Confirmation:
     which: Sequence[tuple[str, str]] = ()
     warnings: Sequence[str] = ()
     audited: bool = True
+    needs_note: bool = False
     changed: int = 1
 
     def ask(self, request: Request) -> Response:
@@ -69,9 +70,11 @@ class Confirmation:
         )
 
 
-def note_of(form: Pairs) -> str | None:
-    """The note of a form. Raises InvalidRequest if it is too long."""
+def note_of(form: Pairs, *, needed: bool = False) -> str | None:
+    """The note of a form. Raises InvalidRequest if it is too long, or is ``needed`` and missing."""
     note = dict(form).get("note", "").strip()
     if len(note) > _MAX_NOTE or "\0" in note:
         raise InvalidRequest(f"at most {_MAX_NOTE} characters", field="note")
+    if needed and not note:
+        raise InvalidRequest("is needed: why, for the audit log", field="note")
     return note or None

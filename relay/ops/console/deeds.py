@@ -30,7 +30,7 @@ async def deed(request: Request, ops: Asked, _: Reading, context: InContext, id:
     room, _dot, word = found.action.replace(" ", ".").partition(".")
     other = _ROOMS.get(room)
     what = action.label if action else word.capitalize() or found.action
-    noun = kind.one if kind else other.one if other and room != "archive" else "row"
+    noun = kind.one if kind else other.one if other and room != "archive" else "key" if found.subject else "row"
     return page(
         request,
         "deed.html",

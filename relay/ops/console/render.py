@@ -61,7 +61,12 @@ EVERYWHERE: Final = (
     ("/all/schedule", "Schedule"),
     ("/all/audit", "Audit log"),
 )
-SYSTEM: Final = (("/streams", "Streams"), ("/queues", "Queues"), ("/fleet", "Fleet"))
+SYSTEM: Final = (
+    ("/streams", "Streams"),
+    ("/queues", "Queues"),
+    ("/fleet", "Fleet"),
+    ("/persons", "Personal data"),
+)
 _THEMES: Final = ("light", "dark")
 _AGE: Final = 31_536_000
 #: How many parts the path of a list has behind /contexts.

@@ -30,6 +30,7 @@ from relay.ops.console import (
     everywhere,
     history,
     lists,
+    persons,
     replays,
     row_actions,
     system,
@@ -196,6 +197,7 @@ def attach(app: FastAPI) -> None:
         work,
         archive,
         system,
+        persons,
         row_actions,
     )
     for it in (router, *(one.router for one in pages)):

@@ -9,7 +9,18 @@ from relay.ops.kinds.dead_letters import DEAD_LETTERS
 from relay.ops.kinds.events import EVENTS
 from relay.ops.kinds.inbox import MESSAGES
 from relay.ops.kinds.model import Action, Argument, Column, Filter, Kind, Listing, Order
-from relay.ops.kinds.others import ARCHIVED, AUDIT, CONTROLS, DEAD_JOBS, JOBS, OTHERS, PARKED, REPLAYS, RETENTION
+from relay.ops.kinds.others import (
+    ARCHIVED,
+    AUDIT,
+    CONTROLS,
+    DEAD_JOBS,
+    JOBS,
+    OTHERS,
+    PARKED,
+    PERSONS,
+    REPLAYS,
+    RETENTION,
+)
 from relay.ops.kinds.tasks import TASKS
 
 #: By the path that addresses have.
@@ -48,6 +59,7 @@ __all__ = [
     "MESSAGES",
     "OTHERS",
     "PARKED",
+    "PERSONS",
     "REPLAYS",
     "RETENTION",
     "TASKS",

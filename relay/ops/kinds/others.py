@@ -297,6 +297,35 @@ RETENTION: Final = Listing(
     table=("place", "name", "ends", "keeps", "setting", "rows", "size", "oldest_at", "next_at", "rule"),
     actions=(),
 )
+#: Persons with keys, in all contexts at once. They are not listed: who looks knows whom.
+PERSONS: Final = Listing(
+    path="persons",
+    command="forget",
+    title="Personal data",
+    one="key",
+    many="keys",
+    listing="The certificate: which keys of a person are destroyed, where, when and by whom, and which are not.",
+    columns=(
+        Column(name="context", label="Context"),
+        Column(name="id", label="Key", show="id"),
+        Column(name="made", label="Made", show="time"),
+        Column(name="destroyed", label="Destroyed", show="time"),
+        Column(name="by", label="By"),
+        Column(name="deed", label="Act", show="number"),
+    ),
+    table=("context", "id", "made", "destroyed", "by", "deed"),
+    actions=(
+        Action(
+            name="forget",
+            label="Forget",
+            about="Forget a person: destroy the keys of all personal values, in each context, for ever. What is "
+            "stored stays, and nobody can read these values any more. Again it changes nothing.",
+            past="forgotten",
+            needs_note=True,
+            harsh=True,
+        ),
+    ),
+)
 DEAD_JOBS: Final = Listing(
     path="queues",
     command="queues",
