@@ -27,8 +27,9 @@ from relay.bootstrap import cold_store
 from relay.commands.adopt import Held
 from relay.commands.reconcile import Stored
 from relay.commands.rewrite_archive import RedactArchive
-from relay.domain.errors import InvalidRequest, RelayError, of_context
+from relay.domain.errors import InvalidRequest, MalformedMessage, RelayError, of_context
 from relay.domain.foreign_json import json_of
+from relay.domain.large import Reference
 from relay.domain.operators import Operator
 from relay.domain.redaction import Redaction
 from relay.ops.handlers import Sources
@@ -99,6 +100,8 @@ class _StreamMessage(NamedTuple):
     seq: int
     subject: str
     event_id: UUID | None
+    #: Of a message that has no value itself: to the payload that it stands for.
+    reference: Reference | None = None
 
 
 @dataclass(slots=True)
@@ -126,7 +129,7 @@ class Redactor:
         chosen = settings.contexts.values() if only is None else [of_context(settings.contexts, only)]
         self._contexts = {it.name: it for it in chosen}
         self._sources, self._wanted, self._rounds, self._alone = sources, wanted, rounds, only is not None
-        self._erasure = NatsErasure(nats)
+        self._erasure, self._fetched = NatsErasure(nats), settings.payloads.folder
 
     # --- to find ---
 
@@ -239,16 +242,19 @@ class Redactor:
                 )
             look = _Round()
             await self._redact_tables(opened, look, counts, working)
+            await self._refer(opened, look, counts)
             for stream, owners in (await self._streams(opened)).items():
                 await self._redact_stream(stream, {it: opened[it] for it in owners}, look, counts, again)
             if look.changed or look.waiting:
                 continue
             if not archived:
                 archived = True
+                await asyncio.to_thread(self._drop_fetched, look, counts)
                 await self._redact_archives(opened, by, look, counts)
             if not look.changed:
                 return look.left
         if not archived:
+            await asyncio.to_thread(self._drop_fetched, look, counts)
             await self._redact_archives(opened, by, look, counts)
         if look.waiting or look.changed:
             look.left.setdefault(("", "all"), "others still write or work with values: run it again")
@@ -297,7 +303,8 @@ class Redactor:
         kept = 0
         try:
             consumers = await self._erasure.consumers(stream) if owners else []
-            async for found in self._erasure.find(stream, self._message):
+            async for candidates in self._erasure.find(stream, self._message_or_reference):
+                found = await self._without_current(owners, candidates)
                 if not owners:
                     kept += len(found)
                     continue
@@ -316,6 +323,55 @@ class Redactor:
             look.left[place] = f"{kept} messages wait for a consumer, or for a transaction: run it again"
         elif kept:
             look.left[place] = f"{kept} messages: no context of these settings has this stream"
+
+    async def _without_current(
+        self, owners: Mapping[str, PostgresRedaction], found: Sequence[_StreamMessage]
+    ) -> Sequence[_StreamMessage]:
+        """Leave out messages that refer to a large payload which is what they say: it was not redacted."""
+        changed = await self._changed(owners, [it.reference for it in found if it.reference is not None])
+        return [it for it in found if it.reference is None or it.reference in changed]
+
+    @staticmethod
+    async def _changed(
+        owners: Mapping[str, PostgresRedaction], references: Sequence[Reference]
+    ) -> Mapping[Reference, Reference]:
+        """What to refer to instead, where a large payload was redacted."""
+        changed: dict[Reference, Reference] = {}
+        for name, tables in owners.items():
+            own = [it for it in references if it.context == name]
+            found = await tables.changed(own) if own else {}
+            changed |= {it: found[it.id] for it in own if it.id in found and it.sha256 != found[it.id].sha256}
+        return changed
+
+    async def _refer(
+        self, opened: Mapping[str, PostgresRedaction], look: _Round, counts: Counter[PlaceName]
+    ) -> None:
+        """Have messages that wait in an inbox refer to what a redacted payload is now: they cannot be handled."""
+        for name, tables in opened.items():
+            place = (name, "inbox_messages")
+            try:
+                done = await tables.refer(await self._changed(opened, await tables.references()))
+            except RelayError as error:
+                look.left[place] = error.message
+                continue
+            if done.rows:
+                counts[place] += done.rows
+                look.changed += done.rows
+            if done.refused is not None:
+                look.left[place] = done.refused
+
+    def _drop_fetched(self, look: _Round, counts: Counter[PlaceName]) -> None:
+        """Remove what workers of this host have fetched and what has a value. They fetch it again."""
+        for path in self._fetched.glob("*.*"):
+            place = (path.name.partition(".")[0], "fetched payloads")
+            try:
+                if self._wanted.may_be_in(path.read_bytes()):
+                    path.unlink()
+                    counts[place] += 1
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                look.left[place] = f"{path}: {error.strerror}"
 
     async def _noted(
         self,
@@ -400,6 +456,16 @@ class Redactor:
             return None
         stored = Stored.of(message.seq, message.headers, message.at, b"")
         return _StreamMessage(message.seq, message.subject, stored.event_id)
+
+    def _message_or_reference(self, message: Held) -> _StreamMessage | None:
+        """The same, or a message that refers to a large payload."""
+        if (found := self._message(message)) is not None:
+            return found
+        try:
+            reference = Reference.of(message.headers)
+        except MalformedMessage:
+            return None
+        return None if reference is None else _StreamMessage(message.seq, message.subject, reference.id, reference)
 
     def _may_have(self, value: object) -> bool:
         return self._wanted.may_be_in(json_of(value).encode())

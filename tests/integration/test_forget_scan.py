@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,12 +16,15 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from relay.adapters.coldstore import FolderStore
+from relay.adapters.postgres.outbox import KeptPayloads
+from relay.adapters.postgres.payloads import PostgresPayloads
 from relay.adapters.postgres.pool import connected
 from relay.adapters.postgres.redacting import PLACES
 from relay.commands.rewrite_archive import RedactArchive
 from relay.devstack import NatsServer
 from relay.domain.archive import StoreUnreachable
 from relay.domain.identity import NatsMsgId
+from relay.domain.large import Reference
 from relay.domain.operators import Operator
 from relay.domain.redaction import REDACTED, Redaction
 from relay.ops.redaction import Certificate, Redactor
@@ -79,8 +83,10 @@ def person(email: str = ADA, key: str = "v1", **more: Any) -> Any:
 
 def settings_of(relay: Relay, **more: Any) -> Settings:
     stream = {"name": relay.stream, "subjects": [f"{relay.context}.event.>"]}
+    payloads = {"directory": more.pop("fetched", "/nowhere")}
     context = {"database_url": relay.url, "stream": stream, **more}
-    return Settings.model_validate({"nats_url": relay.nats_url, "contexts": {relay.context: context}})
+    contexts = {relay.context: context}
+    return Settings.model_validate({"nats_url": relay.nats_url, "payloads": payloads, "contexts": contexts})
 
 
 @asynccontextmanager
@@ -107,6 +113,10 @@ async def stored(relay: Relay) -> dict[int, Any]:
         return found
 
     return dict(await relay.admin(read))
+
+
+def names_in(folder: Path) -> list[str]:
+    return [it.name for it in folder.iterdir()]
 
 
 def test_every_column_is_one_where_values_are_looked_for_or_known_to_have_none(database_url: str) -> None:
@@ -173,6 +183,74 @@ async def test_who_has_not_had_a_message_gets_it_without_the_value(relay: Relay)
     assert sent.event_id == id
     assert json.loads(message.data)["payload"]["customer"] == {"email": REDACTED}
     assert (await forget(relay)).counts == {}
+
+
+async def test_who_has_not_had_a_large_payload_gets_it_without_the_value(relay: Relay) -> None:
+    """The message only refers to it, and a reference to what it was before could not be followed."""
+    await relay.create_stream()
+    limit = 64 * 1024
+    publisher = relay.command(kept=KeptPayloads(relay.context, limit))
+
+    async def subscribe(js: Any) -> None:
+        config = ConsumerConfig(durable_name="late", ack_policy=AckPolicy.EXPLICIT)
+        await js.add_consumer(relay.stream, config)
+
+    await relay.admin(subscribe)
+    large = {"payload": {"customer": {"email": ADA}, "picture": "x" * limit}}
+    [id] = relay.add(event("v1", **large))
+    [other] = relay.add(event("v2", payload={"customer": {"email": BOB}, "picture": "y" * limit}))
+    await relay.drained(publisher)
+    before = await stored(relay)
+    done = await forget(relay)
+    assert (done.complete, done.again) == (True, {relay.stream: 1})
+    assert done.counts == {(relay.context, "outbox_events"): 1, (relay.context, f"stream {relay.stream}"): 1}
+    await relay.drained(publisher)
+
+    after = await stored(relay)
+    assert [*after] == [2, 3]
+    assert after[2].data == before[2].data
+    references = [Reference.of(it.headers) for it in after.values()]
+    assert [it.id for it in references if it] == [other, id]
+    pieces = PostgresPayloads(relay.pool.connection).pieces
+    contents = [b"".join([piece async for piece in pieces(it)]) for it in references if it]
+    assert [hashlib.sha256(it).hexdigest() for it in contents] == [it.sha256 for it in references if it]
+    assert json.loads(contents[1])["customer"] == {"email": REDACTED}
+    assert (await forget(relay)).counts == {}
+
+
+async def test_a_message_that_waits_in_an_inbox_refers_to_what_its_payload_is_now(relay: Relay) -> None:
+    await relay.create_stream()
+    limit = 64 * 1024
+    publisher = relay.command(kept=KeptPayloads(relay.context, limit))
+    for email in (ADA, BOB):
+        relay.add(event(email, payload={"email": email, "picture": "x" * limit}))
+    await relay.drained(publisher)
+    insert = """
+        INSERT INTO inbox_messages (message_id, subject, subscription, stream, stream_seq, event_type, received_at,
+                                    body, headers)
+        VALUES (gen_random_uuid(), %s, 'late', %s, %s, 'vibe_created', now(), %s, %s::jsonb) RETURNING headers"""
+    for seq, it in (await stored(relay)).items():
+        query(relay.url, insert, it.subject, relay.stream, seq, it.data, json.dumps(dict(it.headers)))
+    assert (await forget(relay)).complete
+    sql = "SELECT headers FROM inbox_messages ORDER BY stream_seq"
+    pieces = PostgresPayloads(relay.pool.connection).pieces
+    for row, email in zip(query(relay.url, sql), (REDACTED, BOB), strict=True):
+        reference = Reference.of(row["headers"])
+        assert reference is not None
+        content = b"".join([piece async for piece in pieces(reference)])
+        assert json.loads(content)["email"] == email
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (reference.size, reference.sha256)
+    assert (await forget(relay)).counts == {}
+
+
+async def test_files_that_workers_have_fetched_go_if_they_have_the_value(relay: Relay, tmp_path: Path) -> None:
+    await relay.create_stream()
+    names = [f"{relay.context}.{number}.{number:064}" for number in range(2)]
+    for name, email in zip(names, (ADA, BOB), strict=True):
+        (tmp_path / name).write_text(json.dumps({"email": email}))
+    done = await forget(relay, fetched=tmp_path)
+    assert (done.complete, done.counts) == (True, {(relay.context, "fetched payloads"): 1})
+    assert names_in(tmp_path) == names[1:]
 
 
 async def test_a_message_of_another_program_stays_until_its_consumers_have_it(relay: Relay) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, LiteralString
 from uuid import UUID
@@ -20,7 +21,9 @@ from psycopg.rows import dict_row
 from relay.adapters.postgres.pool import Connection, Source, query
 from relay.adapters.postgres.row_operations import audit
 from relay.domain.disclosure import first_line
-from relay.domain.errors import SchemaMissing
+from relay.domain.errors import MalformedMessage, SchemaMissing
+from relay.domain.large import Reference
+from relay.domain.limits import PAYLOAD
 from relay.domain.operators import Operator
 from relay.domain.redaction import Redaction
 
@@ -202,6 +205,37 @@ class PostgresRedaction:
         """Those events that are in the outbox."""
         async with self._source() as conn:
             return {id for (id,) in await query(conn, "personal/known_events", ids=list(ids))}
+
+    async def changed(self, references: Sequence[Reference]) -> Mapping[UUID, Reference]:
+        """What to refer to instead, by the event, where a large payload is not any more what a reference says."""
+        terms = {"ids": [it.id for it in references], "digests": [it.sha256 for it in references]}
+        async with self._source() as conn:
+            rows = await query(conn, "personal/changed_payloads", **terms)
+        by_id = {it.id: it for it in references}
+        return {id: replace(by_id[id], size=size, sha256=sha256) for id, size, sha256 in rows}
+
+    async def references(self) -> Sequence[Reference]:
+        """Those of messages in the inbox that are not processed."""
+        async with self._source() as conn:
+            rows = await query(conn, "personal/waiting_references", header=PAYLOAD)
+        found = []
+        for (text,) in rows:
+            with suppress(MalformedMessage):
+                found.append(Reference.read(text))
+        return found
+
+    async def refer(self, changed: Mapping[Reference, Reference]) -> TableCount:
+        """Have messages of the inbox refer to what large payloads are now."""
+        count = TableCount()
+        try:
+            for old, new in changed.items():
+                async with self._source() as conn, conn.transaction():
+                    terms = {"header": PAYLOAD, "old": old.text, "new": new.text}
+                    [(rows,)] = await query(conn, "personal/refer", **terms)
+                    count.rows += rows
+        except InsufficientPrivilege as error:
+            count.refused = f"no right to change it: {first_line(error)}"
+        return count
 
     async def erase(self, stream: str, found: Sequence[tuple[int, UUID | None, bool]]) -> Mapping[int, bool]:
         """Note that messages will be erased from a stream: their sequences and events.
