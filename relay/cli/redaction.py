@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,8 +18,10 @@ import typer
 from relay.adapters.jetstream.connection import NatsConnection
 from relay.cli.options import Options, connecting, operator, print_json
 from relay.credentials import nats_options
-from relay.domain.errors import InvalidRequest
+from relay.domain.errors import ConfigurationError, InvalidRequest
+from relay.domain.personal import PersonalFields
 from relay.domain.redaction import REDACTED, Redaction
+from relay.events import Registration, registration_of
 from relay.ops.redaction import Certificate, Findings, PlaceName, Redactor
 from relay.settings import Settings, load_settings
 
@@ -45,6 +49,17 @@ OPTIONS: Final[Options] = {
         Annotated[str | None, typer.Option("--type", help="With --scan: only this type of events or tasks.")],
         None,
     ),
+    "event": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--event",
+                help="With --scan: instead of --path and --type. The personal fields of an event: its class, as "
+                "shop.events:OrderPlaced, or its type in relay.toml.",
+            ),
+        ],
+        None,
+    ),
 }
 
 
@@ -56,12 +71,49 @@ def wanted(options: Mapping[str, Any], subject: str | None) -> Redaction | None:
     if options["scan"]:
         if subject is not None:
             raise InvalidRequest("name a person or --scan, not both", hint="--scan looks for each --value")
-        return Redaction(tuple(dict.fromkeys(values)), tuple(options["path"] or ()), options["type"])
-    if values or options["path"] or options["type"]:
+        paths, kind = tuple(options["path"] or ()), options["type"]
+        if options["event"] is not None:
+            if paths or kind is not None:
+                raise InvalidRequest(
+                    "says both fields and type", field="--event", hint="without --path and --type"
+                )
+            kind, fields = _declared(options["event"])
+            paths = (fields.subject, *fields.fields)
+        return Redaction(tuple(dict.fromkeys(values)), paths, kind)
+    if values or options["path"] or options["type"] or options["event"]:
         raise InvalidRequest("belongs to --scan", field="--value")
     if subject is None:
         raise InvalidRequest("name a person, or look for values", hint="--scan --value ann@example.org")
     return None
+
+
+def _declared(event: str) -> tuple[str, PersonalFields]:
+    """The type and personal fields of a class, or of a type in relay.toml. Raises InvalidRequest."""
+    module, colon, name = event.partition(":")
+    if colon:
+        found = _class(module, name)
+        if found is None or found.personal is None:
+            raise InvalidRequest(f"{event[:80]} declares no personal fields", field="--event")
+        return found.event_type, found.personal
+    for context in load_settings().contexts.values():
+        if (declared := context.personal.get(event)) is not None:
+            return event, declared.value()
+    raise InvalidRequest(
+        f"relay.toml declares no personal fields of {event[:80]!r}",
+        field="--event",
+        hint="a class is named as shop.events:OrderPlaced",
+    )
+
+
+def _class(module: str, name: str) -> Registration | None:
+    sys.path.append(str(Path.cwd()))  # as workers do
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigurationError(f"there is no module {module!r}", hint="is it on PYTHONPATH?") from None
+    return registration_of(found) if isinstance(found, type) else None
 
 
 @asynccontextmanager
