@@ -277,6 +277,12 @@ class NotAdopted(RelayError):
     code = "NOT_ADOPTED"
 
 
+class NotMovable(RelayError):
+    """A context cannot be closed, opened, renamed or removed now: something would be lost, or done twice."""
+
+    code = "NOT_MOVABLE"
+
+
 class StreamMissing(RelayError):
     """No stream takes the subject of an event. The event waits: it is sent again until a stream does."""
 

@@ -56,7 +56,7 @@ PLACES = {
     "audit undo": f"{_CONTEXT}audit/{{id}}/undo",
 }
 #: What is done to a whole context, seldom.
-MOVES = ("check", "restore")
+MOVES = ("check", "restore", "close", "compare", "open", "rename", "remove")
 #: Commands that have no route, by what they are.
 ELSEWHERE = {
     "starts or makes something": {"init", "demo", "dev", "chaos", "ops"},

@@ -411,11 +411,30 @@ class Gates:
         except redis.exceptions.RedisError:
             return None
 
+    async def of_context(self, context: str, *, delete: bool) -> int:
+        """Count, and ``delete``, the keys of a context that no fleet serves any more. Raises QueueUnreachable."""
+        keys, parts = list[str](), (gate_key(self._namespace, ""), routines_key(self._namespace, ""))
+        with reaching():
+            for part in parts:
+                async for key in self._client.scan_iter(match=f"{part}*", count=1_000):
+                    if _is_of(key.removeprefix(part), context):
+                        keys.append(key)
+            sent = [it for it in await self._client.hkeys(self._sent) if _is_of(it, context)]
+            if delete and keys:
+                await self._client.delete(*keys)
+            if delete and sent:
+                await self._client.hdel(self._sent, *sent)
+        return len(keys) + len(sent)
+
     def _key(self, duty: str) -> str:
         return gate_key(self._namespace, duty)
 
     def _routines(self, duty: str) -> str:
         return routines_key(self._namespace, duty)
+
+
+def _is_of(duty: str, context: str) -> bool:
+    return duty.split(":")[1:2] == [context]
 
 
 def _ms(duration: timedelta) -> int:

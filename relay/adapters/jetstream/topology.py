@@ -127,6 +127,15 @@ async def ensure(
     return changes
 
 
+async def make_at(js: JetStreamContext, spec: ConsumerSpec, seq: int) -> None:
+    """Make a consumer that starts at a sequence, as one does that started there by ``start_at = "now"``.
+
+    Raises as `ensure`.
+    """
+    with talking(f"consumer {full_name(spec)}"):
+        await js.add_consumer(spec.stream, wanted_consumer(spec, next_seq=seq))
+
+
 async def diff(
     js: JetStreamContext, streams: Sequence[StreamSpec], consumers: Sequence[ConsumerSpec]
 ) -> list[Difference]:

@@ -23,6 +23,7 @@ from relay.adapters.postgres import array
 from relay.adapters.postgres.row_texts import RowText, teach
 from relay.adapters.postgres.sql import statement
 from relay.domain.errors import (
+    DatabaseUnreachable,
     DuplicateMessage,
     FutureEvent,
     InvalidTimestamp,
@@ -199,6 +200,8 @@ def sqlstate(error: BaseException) -> str | None:
 _log: Final = logging.getLogger("relay.outbox")
 #: The brake (``schema/wakeup.sql``) gives its errors and warnings this name.
 _BRAKE: Final = "relay_brake"
+#: What the trigger of `relay context close` says.
+_CLOSED: Final = "relay_closed"
 #: How often a process logs that an outbox brakes, in seconds.
 _LOG_INTERVAL_S: Final = 10.0
 _logged: dict[str, float] = {}
@@ -249,12 +252,8 @@ def _refusal(error: BaseException) -> RelayError | None:  # noqa: PLR0911 - one 
                 hint="roll back and run the whole transaction again; "
                 "transactions that add their events by add_many or a session do not get in each other's way",
             )
-        case "25006", _:  # the transaction only reads
-            return UnsupportedTarget(
-                "its transaction only reads, or its server is a replica",
-                field="target",
-                hint="write on the primary, in a transaction that may write",
-            )
+        case "25006", name:
+            return _reads_only(told.message_primary or "", closed=name == _CLOSED)
         case "25P02", _:  # in a transaction that has failed
             return NoTransaction(
                 "its transaction has failed before", field="target", hint="roll back, and run the whole again"
@@ -268,6 +267,16 @@ def _refusal(error: BaseException) -> RelayError | None:  # noqa: PLR0911 - one 
             return _full(told.message_primary or "")
         case _:
             return None
+
+
+def _reads_only(message: str, *, closed: bool) -> RelayError:
+    if closed:
+        return DatabaseUnreachable(message, hint="write to the new database, or again when they are open")
+    return UnsupportedTarget(
+        "its transaction only reads, or its server is a replica",
+        field="target",
+        hint="write on the primary, in a transaction that may write",
+    )
 
 
 def _full(message: str) -> OutboxFull:

@@ -19,7 +19,7 @@ from relay.adapters.postgres.pool import Connection, Pool, query
 from relay.adapters.postgres.sql import statement
 from relay.concurrency import Batcher
 from relay.domain.disclosure import clean, safe_text
-from relay.domain.errors import MalformedMessage
+from relay.domain.errors import DatabaseUnreachable, MalformedMessage
 from relay.domain.identity import NO_ORIGINALS, Originals
 from relay.domain.model import Finished
 from relay.domain.policies import (
@@ -253,7 +253,9 @@ class PostgresInboxAdapter:
 
     async def _ping(self, asked: Sequence[None]) -> Sequence[None]:
         async with self._pool.connection() as conn:
-            await conn.execute("SELECT 1")
+            [(writable,)] = await query(conn, "inbox/ping")
+        if not writable:
+            raise DatabaseUnreachable("takes no changes: it only reads, or relay context close has closed it")
         return asked
 
 
