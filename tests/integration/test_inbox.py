@@ -346,6 +346,17 @@ async def test_a_claim_that_did_not_begin_is_undone_by_its_owner_only(
 
 def test_the_table_of_writes_is_complete() -> None:
     claims = {"claim", "claim_command", "claim_alone", "claim_many", "unclaim"}
-    without = {"insert", "overdue", "waiting", "missing", "finished", "due", "unfinished", "ping", "let_go", "note_expiry"}
+    without = {
+        "insert",
+        "overdue",
+        "waiting",
+        "missing",
+        "finished",
+        "due",
+        "unfinished",
+        "ping",
+        "let_go",
+        "note_expiry",
+    }
     methods = {name for name in vars(PostgresInboxAdapter) if not name.startswith("_")}
     assert methods - claims - without == set(WRITES)
