@@ -239,6 +239,15 @@ class Fleet:
 
         return self.jetstream(ask)
 
+    def unread(self) -> int:
+        """How many messages JetStream has not delivered yet."""
+
+        async def ask(js: Any) -> int:
+            info = await js.consumer_info("VIBESPRO_EVENTS", "sea__from_vibespro")
+            return int(info.num_pending)
+
+        return self.jetstream(ask)
+
     def messages(self, stream: str) -> list[Any]:
         """Every message of a stream, in order."""
 
