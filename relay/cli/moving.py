@@ -38,7 +38,7 @@ async def open_moved(found: ContextSettings, old: str | None, by: Operator) -> b
             await _check_left(theirs, state.identity)
             if lines := await compared(found, other(found, old), found.database):
                 raise NotMovable(
-                    f"the copy differs: {lines[0]}", hint="`relay context compare` lists it all; copy again"
+                    f"the copy differs: {lines[0]}", hint="relay context compare --to OTHER lists all; copy again"
                 )
             await theirs.leave(state.identity)
             await ours.open(by, await theirs.numbers())

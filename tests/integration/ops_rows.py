@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
-from relay import jobs
+from relay import Outbox, jobs
 from relay.adapters.dramatiq.broker import create_broker
 from relay.adapters.dramatiq.gates import Gates
 from relay.adapters.members import Members
@@ -18,9 +19,12 @@ from relay.domain.claim_tokens import mark_of, token_of
 from relay.settings import Settings
 from tests.integration.archiving import ANN, archived
 from tests.integration.console_rows import fill, fill_more, number
+from tests.integration.personal_support import VARIABLES, masters, order
 from tests.integration.test_members import WORKER
 from tests.integration.test_ops_queues import handling, kill
 from tests.unit.ops_support import USERS
+
+PERSON = "c-7"
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,27 @@ class Rows:
             ("POST", f"{context}/archive/verify"): [{}],
             ("POST", f"{context}/archive/restore"): [dry, {"all": True}],
             ("POST", f"{context}/archive/replay"): [dry, {"all": True}],
+            ("GET", f"{context}/retention"): [{}],
+            ("POST", f"{context}/encrypt"): [
+                {"event_type": "order_placed", "payload": {"customer_id": PERSON, "email": "ann@example.org"}}
+            ],
+            ("GET", "/api/v1/export"): [{"subject": PERSON}],
+            ("GET", "/api/v1/forget"): [{"subject": PERSON}],
+            ("POST", "/api/v1/forget"): [{"subject": PERSON, "note": "a test"}],
             ("GET", "/api/v1/queues"): [{}],
             ("GET", "/api/v1/queues/{queue}/jobs"): [some, {"args": True}],
             ("POST", "/api/v1/queues/{queue}/requeue"): [{"ids": [self.jobs[0], "none"]}],
             ("POST", "/api/v1/queues/{queue}/delete"): [{"all": True}],
         }
         return everywhere | found
+
+
+def _about_a_person(url: str, context: str) -> None:
+    """An event with personal values."""
+    with pytest.MonkeyPatch.context() as patch, psycopg.connect(url) as connection:
+        for name, value in VARIABLES.items():
+            patch.setenv(name, value)
+        Outbox(context, undeclared=True).add(connection, order(PERSON))
 
 
 def _run_some(url: str) -> None:
@@ -183,6 +202,7 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
         fill_more(database)
         _run_some(database)
         context = archive.relay.context
+        _about_a_person(database, context)
         with psycopg.connect(database) as connection:
             connection.execute("DELETE FROM archive_batches")  # it has no file
         await archive.command(rows=1).run(ANN)
@@ -211,8 +231,10 @@ async def real_rows(database: str, nats: str, redis: str, namespace: str, folder
                     "database_url": database,
                     "archive": {"after": "90d", "directory": str(archive.root)},
                     "subscriptions": {"billing": billing},
+                    "personal": {"order_placed": {"subject": "customer_id", "fields": ["email"]}},
                 }
             },
+            "personal": masters(),
             "ops": {"users": {"all": {**USERS["operator"], "payloads": True}}},
         }
         yield Rows(settings, context, dead, [id for (id,) in rows], deed[0])

@@ -33,6 +33,12 @@ def order(subject: str = "c-7", aggregate: str = "o-1", **values: Any) -> Event:
     return Event(aggregate_id=aggregate, personal=FIELDS, **values)
 
 
+def masters() -> dict[str, Any]:
+    """The section `personal` of a configuration."""
+    found = {name: {"key": base64.b64encode(it).decode()} for name, it in MASTERS.keys.items()}
+    return {"master": MASTERS.present, "masters": found}
+
+
 def keys(url: str) -> list[dict[str, Any]]:
     return query(url, "SELECT * FROM subject_keys ORDER BY created_at, subject")
 

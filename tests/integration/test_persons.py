@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +14,7 @@ from relay.ops.api.lines import LINES
 from relay.settings import Settings
 from tests.integration.console_pages import Browser
 from tests.integration.ops_api import Api, serving
-from tests.integration.personal_support import EMAIL, MASTERS, VARIABLES, is_hidden, keys, order
+from tests.integration.personal_support import EMAIL, VARIABLES, is_hidden, keys, masters, order
 from tests.integration.publishing import query
 from tests.integration.test_console import land
 from tests.unit.ops_support import USERS
@@ -24,11 +23,6 @@ __all__ = ["land"]
 pytestmark = pytest.mark.anyio
 
 FORGOTTEN = "SELECT actor, note, about, cardinality(ids) AS keys FROM audit_log WHERE action = 'personal.forget'"
-
-
-def masters() -> dict[str, Any]:
-    found = {name: {"key": base64.b64encode(it).decode()} for name, it in MASTERS.keys.items()}
-    return {"master": "2026", "masters": found}
 
 
 def settings(sea: str, land: str, **more: Any) -> Settings:
