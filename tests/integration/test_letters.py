@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from nats.js.api import StreamConfig
 
 from relay.adapters.jetstream.consumer import NatsJetStreamConsumer
 from relay.adapters.jetstream.publisher import NatsJetStreamPublisher
 from relay.adapters.postgres.inbox_operations import PostgresMessageOperations
+from relay.adapters.postgres.incidents import PostgresIncidents
 from relay.devstack import NatsServer
 from relay.domain.envelopes import LETTER
 from relay.domain.errors import BrokerRefused
@@ -22,7 +26,8 @@ from relay.domain.letters import letter_id
 from relay.domain.operators import Operator
 from relay.ports import HeldMessage
 from tests.integration.consuming import SUBSCRIPTION, Handler, Subscription
-from tests.integration.incidents import ANN, Desk, at_the_desk
+from tests.integration.incidents import ANN, Desk, at_the_desk, waiting_for_locks
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -241,6 +246,27 @@ async def test_a_letter_that_postgresql_refuses_stops_no_other(desk: Desk) -> No
     bad = replace(letter, message_id=uuid4(), subject="a\x00b", letter_seq=9)
     recorded = await desk.incidents.record_letters([bad, letter])
     assert {it.kind for it in recorded} == {"unconfirmed", "poison"}
+
+
+async def test_a_letter_has_its_place_also_if_the_row_is_recorded_at_the_same_time(
+    desk: Desk, database_url: str
+) -> None:
+    """Both find no incident. Who comes second waits for the first, and adds what only the letter knows."""
+    message_id = await received(desk)
+    await dies(desk, message_id)
+    async with await psycopg.AsyncConnection.connect(database_url) as other:
+
+        @asynccontextmanager
+        async def source() -> AsyncIterator[Any]:
+            yield other
+
+        async with other.transaction():
+            assert len(await PostgresIncidents(source).record_rows([message_id])) == 1
+            reading = asyncio.create_task(desk.record().run())
+            await eventually("it waits for the other", lambda: waiting_for_locks(database_url) or reading.done())
+        assert await reading == 0
+    row = await real(desk, message_id)
+    assert (row["letter_stream"], row["letter_seq"]) == (desk.sub.dlq, 1)
 
 
 # --- rows without an incident ---

@@ -227,13 +227,18 @@ class PostgresIncidents(Operations):
 async def _record_letters(conn: Connection, letters: Sequence[Letter]) -> Sequence[RecordedIncident]:
     """Record the rows that letters name, and as unconfirmed the letters that no row confirms."""
     matches = await _matches(conn, letters)
-    known = [letter for letter, match in matches if match is Match.KNOWN]
+    dead = {it.message_id: (it.letter_stream, it.letter_seq) for it, match in matches if match is Match.DEAD}
+    new = await _record(conn, rows=dead)
+    # Of the dead rows somebody else may have recorded some meanwhile, who knows no letter.
+    ours = {it.message_id for it in new}
+    known = [
+        it for it, match in matches if match is Match.KNOWN or (match is Match.DEAD and it.message_id not in ours)
+    ]
     if known:
         columns = _columns(known, "message_id", "occurrence", "letter_stream", "letter_seq")
         await conn.execute(statement("incidents/place"), columns)
-    dead = {it.message_id: (it.letter_stream, it.letter_seq) for it, match in matches if match is Match.DEAD}
     strange = [it.unconfirmed(match) for it, match in matches if match not in (Match.KNOWN, Match.DEAD)]
-    return [*await _record(conn, rows=dead), *await _record(conn, letters=strange)]
+    return [*new, *await _record(conn, letters=strange)]
 
 
 async def _matches(conn: Connection, letters: Sequence[Letter]) -> Sequence[tuple[Letter, Match]]:
