@@ -186,7 +186,8 @@ def rows(fleet: Fleet) -> dict[str, list[Any]]:
             fleet.query(
                 name,
                 # Of a letter it may be told meanwhile.
-                f"SELECT (to_jsonb(t) - 'alerted_at')::text FROM {table} AS t WHERE t::text NOT LIKE %s ORDER BY 1",
+                f"SELECT (to_jsonb(t) - 'alerted_at')::text FROM {table} AS t"
+                " WHERE t::text NOT LIKE %s ORDER BY 1",
                 "%redacted%",
             )
             for table in names

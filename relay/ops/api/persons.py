@@ -28,6 +28,8 @@ router: Final = APIRouter(tags=["all contexts"], responses=PROBLEMS)
 _FORGET: Final = PERSONS.action("forget")
 #: How many rows about a person are sent at once.
 _PART: Final = 100
+#: How many rows an answer has that is not in lines, unless it is asked for another number.
+_FIRST: Final = 50
 #: How long the first rows are looked for, in seconds.
 _PATIENCE_S: Final = 8.0
 Person = Annotated[Text, Query(description="The person, as in the field that `subject` of an event names.")]
@@ -122,11 +124,13 @@ async def _forget(ops: Asked, caller: Operating, asked: ToForget) -> Response:
     description="What is held about a person: rows with a value that a key of the person encrypts, in plain text "
     "unless it is forgotten or the master key is missing. Lines have all of it. Needs the right to see payloads.",
 )
-async def _export(ops: Asked, caller: Reading, subject: Person, lined: Lined, limit: Limit = 50) -> Response:
+async def _export(
+    ops: Asked, caller: Reading, subject: Person, lined: Lined, limit: Limit | None = None
+) -> Response:
     check_payloads(caller)
     if lined:
-        return await held_in_lines(ops, subject)
-    rows, cut = await held(ops, subject, limit)
+        return await held_in_lines(ops, subject, limit)
+    rows, cut = await held(ops, subject, limit or _FIRST)
     return in_json({"items": [asdict(it) for it in rows], "cut": cut})
 
 
@@ -143,15 +147,17 @@ async def held(ops: Ops, subject: str, limit: int) -> tuple[list[HeldRow], bool]
     return found, True
 
 
-async def held_in_lines(ops: Ops, subject: str) -> Response:
-    """All rows about a person, as lines."""
+async def held_in_lines(ops: Ops, subject: str, limit: int | None = None) -> Response:
+    """All rows about a person, or the first, as lines."""
     rows = (await ops.queries.ask_async(FindHeld(subject=subject))).unwrap()
 
     async def part(_: Any) -> tuple[list[dict[str, Any]], Any]:
         found: list[dict[str, Any]] = []
         async for row in rows:
             found.append(asdict(row))
-            if len(found) == _PART:
+            if len(found) == limit:
+                return found, None
+            if len(found) == _PART and limit is None:
                 return found, True
         return found, None
 
