@@ -787,6 +787,18 @@ def test_a_program_answers_before_the_stream_does(rig: Rig, inject: Any, notes: 
         assert shop.execute(false, [deployment.STREAM]).fetchone() is None
 
 
+@pytest.mark.parametrize("how", ["nats-stop", "nats-freeze"])
+def test_a_program_that_answers_ends_also_while_nats_is_away(
+    rig: Rig, inject: Any, notes: list[str], how: str
+) -> None:
+    heal = inject("foreign-answers")
+    back = inject(how)
+    heal()
+    assert notes[-1].endswith(" answers")
+    back()
+    rig.await_ready()
+
+
 @pytest.mark.parametrize("seed", [1, 5])
 def test_new_sessions_have_odd_settings_until_these_are_reset(
     rig: Rig, inject: Any, notes: list[str], seed: int
